@@ -1,0 +1,1 @@
+"""Training resilience for PyTorch on machines that can vanish at any second."""

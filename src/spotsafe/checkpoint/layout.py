@@ -1,0 +1,111 @@
+"""Every name on storage, in one place. Names are only ever parsed here, by strict patterns.
+
+::
+
+    attempts/000012.json                           the claim of attempt 12; created if absent; never deleted
+    attempts/000012.published                      created at the attempt's first publish
+    checkpoints/a000012-s000000300-0041-7f3a9c21/  attempt, step, number of the save, the attempt's nonce
+        data-00000-000.safetensors                 rank, number of the file
+        index-00000.json                           rank
+        manifest.json                              published last
+    ledger/000012/...                              what happened
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+CHECKPOINTS = "checkpoints"
+ATTEMPTS = "attempts"
+LEDGER = "ledger"
+MANIFEST = "manifest.json"
+
+_CHECKPOINT = re.compile(r"a(\d{6,})-s(\d{9,})-(\d{4,})-([0-9a-f]{8})")
+_ATTEMPT = re.compile(r"(\d{6,})\.json")
+_PUBLISHED = re.compile(r"(\d{6,})\.published")
+_FILE = re.compile(r"data-\d{5,}-\d{3,}\.safetensors|index-\d{5,}\.json")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointName:
+    """The identity of a checkpoint. The order of these values is the order of checkpoints; nothing else is."""
+
+    attempt: int
+    step: int
+    save: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"a{self.attempt:06d}-s{self.step:09d}-{self.save:04d}-{self.nonce}"
+
+    @staticmethod
+    def parse(text: str) -> CheckpointName | None:
+        """The name that `text` spells exactly, or None."""
+        match = _CHECKPOINT.fullmatch(text)
+        if match is None:
+            return None
+        name = CheckpointName(int(match[1]), int(match[2]), int(match[3]), match[4])
+        return name if str(name) == text else None
+
+    @property
+    def folder(self) -> str:
+        """Path of the folder inside the run."""
+        return f"{CHECKPOINTS}/{self}"
+
+    @property
+    def manifest(self) -> str:
+        """Path of the manifest inside the run."""
+        return f"{self.folder}/{MANIFEST}"
+
+    def file(self, name: str) -> str:
+        """Path of one of its files; `name` must be a data or index name.
+
+        Raises:
+            ValueError: the name is not one of the format's, such as a path.
+        """
+        if not is_file_name(name):
+            raise ValueError(f"not a file name of a checkpoint: {name!r}")
+        return f"{self.folder}/{name}"
+
+
+def is_file_name(name: str) -> bool:
+    """Whether `name` is a data or index file's name of the format."""
+    return _FILE.fullmatch(name) is not None
+
+
+def data_file(rank: int, number: int) -> str:
+    """Name of the `number`-th data file of a rank."""
+    return f"data-{rank:05d}-{number:03d}.safetensors"
+
+
+def index_file(rank: int) -> str:
+    """Name of a rank's index."""
+    return f"index-{rank:05d}.json"
+
+
+def attempt_record(attempt: int) -> str:
+    """Path of the claim of an attempt."""
+    return f"{ATTEMPTS}/{attempt:06d}.json"
+
+
+def attempt_published(attempt: int) -> str:
+    """Path of the mark that an attempt has published."""
+    return f"{ATTEMPTS}/{attempt:06d}.published"
+
+
+def ledger_folder(attempt: int) -> str:
+    """Path of the folder in which an attempt writes what happened."""
+    return f"{LEDGER}/{attempt:06d}"
+
+
+def parse_attempt(name: str) -> int | None:
+    """The attempt whose record's base name is `name`, or None."""
+    match = _ATTEMPT.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) > 0 else None
+
+
+def parse_published(name: str) -> int | None:
+    """The attempt whose published-mark's base name is `name`, or None."""
+    match = _PUBLISHED.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) > 0 else None

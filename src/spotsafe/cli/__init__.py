@@ -1,0 +1,1 @@
+"""The command line. Imports no torch until a command needs it."""

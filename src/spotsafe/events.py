@@ -1,0 +1,271 @@
+"""What happens in a run, as typed values. Logs, metrics and progress bars only render them.
+
+An event is emitted where the state changes, by the thread that changes it. `Fanout` hands it to every sink and
+swallows what a sink raises: a broken logger must not end a training run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    """The attempt is claimed and the state restored; training may begin."""
+
+    url: str
+    run: str
+    attempt: int
+    step: int
+    resumed_from: str | None
+    """Name of the checkpoint that was loaded; None for a fresh start."""
+    age_s: float | None
+    """Seconds since that checkpoint was published, by the wall clock."""
+    watching: tuple[str, ...]
+    """Names of the sources that can announce a reclaim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreStarted(Event):
+    """Reading and verifying a checkpoint begins."""
+
+    checkpoint: str
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreVerified(Event):
+    """All bytes are read and match their digests; nothing has been loaded into objects yet."""
+
+    checkpoint: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreFinished(Event):
+    """The state is loaded into the tracked objects."""
+
+    checkpoint: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPassedOver(Event):
+    """A checkpoint was found that will not be resumed from."""
+
+    checkpoint: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStep(Event):
+    """The first step of this attempt was committed."""
+
+    step: int
+    seconds_since_start: float
+    """Seconds since the session was entered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStarted(Event):
+    """A save was decided at a safe point; the copy begins."""
+
+    checkpoint: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStaged(Event):
+    """The copy is complete; training goes on while it is written."""
+
+    checkpoint: str
+    total_bytes: int
+    blocked_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileWritten(Event):
+    """One data file of a save is durable."""
+
+    checkpoint: str
+    file: str
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexWritten(Event):
+    """A rank's index of a save is durable; only the manifest is missing."""
+
+    checkpoint: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPublished(Event):
+    """The manifest is durable: from now on the checkpoint exists."""
+
+    checkpoint: str
+    step: int
+    total_bytes: int
+    write_s: float
+    healthy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed(Event):
+    """A save in the background failed. Earlier checkpoints are untouched."""
+
+    checkpoint: str
+    step: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSkipped(Event):
+    """A save was due but not made."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRetired(Event):
+    """Retention has withdrawn a checkpoint and deleted its files."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteRefused(Event):
+    """The store did not let a file be deleted; it stays as garbage."""
+
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalChosen(Event):
+    """How often will be saved."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeReceived(Event):
+    """A source says that this machine will go, or may go."""
+
+    source: str
+    kind: str
+    action: str
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeCancelled(Event):
+    """A source took its notice back."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatcherBlind(Event):
+    """A source cannot be asked at the moment; it keeps being polled."""
+
+    source: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatcherRecovered(Event):
+    """A source that could not be asked answers again."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSuperseded(Event):
+    """A newer attempt of the run exists; this one deletes nothing and ends."""
+
+    attempt: int
+    newer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStopped(Event):
+    """`run.stop` ended the loops that were running."""
+
+    loop: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned(Event):
+    """Something a person should know that stops nothing."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Event):
+    """The session is left; everything in flight has been drained or given up."""
+
+    step: int
+    outcome: str
+    """One of ``finished``, ``left``, ``reclaimed``, ``superseded``, ``failed``, ``interrupted``."""
+    code: int | None
+    """The exit code that goes with it, if the session sets one."""
+    newest: str | None
+    """The newest checkpoint that this attempt published or resumed from."""
+
+
+class EventSink(Protocol):
+    """Receives every event. Called by any thread; must return at once."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event. What it raises is logged once and dropped."""
+        ...
+
+
+class CallableSink:
+    """Makes a sink of a function."""
+
+    def __init__(self, function: Callable[[Event], object]) -> None:
+        self._function = function
+
+    def emit(self, event: Event) -> None:
+        """Call the function."""
+        self._function(event)
+
+
+class Fanout:
+    """Hands each event to all sinks; a failing sink is reported once and never reaches training."""
+
+    def __init__(self, sinks: Iterable[EventSink] = ()) -> None:
+        self._sinks = list(sinks)
+        self._reported: set[int] = set()
+
+    def add(self, sink: EventSink) -> None:
+        """Add a sink at the end."""
+        self._sinks.append(sink)
+
+    def emit(self, event: Event) -> None:
+        """Hand the event to every sink."""
+        for sink in self._sinks:
+            try:
+                sink.emit(event)
+            except Exception:
+                if id(sink) not in self._reported:
+                    self._reported.add(id(sink))
+                    _log.exception("event sink %r failed; its errors are ignored from now on", sink)

@@ -1,0 +1,85 @@
+"""Who this process is: rank, job, host, and what tells it from another start of the same program."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """One process of a job."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    pid: int
+    boot: str
+    """The kernel's boot id: tells whether a pid of another record can still be the same process."""
+    job: str
+    """Stable over restarts of the same job, different for another job."""
+    arguments: tuple[str, ...]
+
+    @staticmethod
+    def of_this_process(
+        environ: Mapping[str, str] | None = None, argv: Sequence[str] | None = None
+    ) -> Identity:
+        """Read the launcher's environment variables; without a launcher, host and arguments are the job."""
+        env = os.environ if environ is None else environ
+        arguments = tuple(sys.argv if argv is None else argv)
+        host = socket.gethostname()
+        return Identity(
+            rank=_number(env, ("RANK", "SLURM_PROCID"), 0),
+            world_size=_number(env, ("WORLD_SIZE", "SLURM_NTASKS"), 1),
+            local_rank=_number(env, ("LOCAL_RANK", "SLURM_LOCALID"), 0),
+            host=host,
+            pid=os.getpid(),
+            boot=_boot_id(),
+            job=_job_id(env, host, arguments),
+            arguments=arguments,
+        )
+
+
+def new_nonce() -> str:
+    """Eight hexadecimal digits that no other writer has."""
+    return secrets.token_hex(4)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this number lives on this host (a zombie does not count)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
+def _number(env: Mapping[str, str], names: Sequence[str], default: int) -> int:
+    for name in names:
+        text = env.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return default
+
+
+def _job_id(env: Mapping[str, str], host: str, arguments: Sequence[str]) -> str:
+    for name in ("SKYPILOT_TASK_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "JOB_COMPLETION_INDEX"):
+        value = env.get(name, "")
+        if value and value != "none":  # torchrun's default run id
+            return f"{name}={value}"
+    digest = hashlib.sha256("\0".join((host, *arguments)).encode("utf-8", "surrogateescape")).hexdigest()
+    return f"host={host} arguments={digest[:16]}"
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""What happened in each attempt, kept beside the checkpoints."""

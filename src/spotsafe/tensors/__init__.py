@@ -1,0 +1,1 @@
+"""State of torch objects as named tensors and typed values."""

@@ -1,0 +1,1 @@
+"""Carries staged saves to storage. Imports no torch."""

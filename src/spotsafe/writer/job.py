@@ -1,0 +1,73 @@
+"""What the writer needs to know of a save: plain values that a thread or another process can take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotsafe.checkpoint.index import TensorEntry
+from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.policy.retention import Keep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFile:
+    """A data file that lies ready in the arena, byte for byte."""
+
+    name: str
+    arena_offset: int
+    """Multiple of 4096."""
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSpan:
+    """Bytes in the arena to be searched for NaN and infinity."""
+
+    tensor: str
+    arena_offset: int
+    nbytes: int
+    dtype: str
+    role: str
+    """`parameter`, `moment` or `buffer`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveJob:
+    """One save, completely staged."""
+
+    name: CheckpointName
+    run: str
+    parent: str | None
+    reason: str
+    created: float
+    world_size: int
+    rank: int
+    metrics: Mapping[str, float]
+    files: tuple[StagedFile, ...]
+    tensors: tuple[TensorEntry, ...]
+    state: Mapping[str, Any]
+    session: Any
+    health: tuple[HealthSpan, ...]
+    nonfinite_before: frozenset[str]
+    """Names that were already nonfinite where the attempt began; they do not make a save unhealthy."""
+    keep: Keep
+    resumed_from: str | None
+    """Name of the checkpoint resumed from, for retention's rule about it."""
+    passed_over: frozenset[str] = field(default_factory=frozenset)
+    """Names that the resume passed over; retention does not touch them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveResult:
+    """How a save ended."""
+
+    name: CheckpointName
+    published: bool
+    healthy: bool
+    total_bytes: int
+    write_s: float
+    superseded_by: int | None = None
+    """The newer attempt that exists, if one was seen before or after the publish."""
+    error: BaseException | None = None
