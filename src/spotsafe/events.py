@@ -1,7 +1,7 @@
 """What happens in a run, as typed values. Logs, metrics and progress bars only render them.
 
-An event is emitted where the state changes, by the thread that changes it. `Fanout` hands it to every sink and
-swallows what a sink raises: a broken logger must not end a training run.
+An event is emitted where the state changes, by the thread that changes it. `Fanout` hands it to every sink
+and swallows what a sink raises: a broken logger must not end a training run.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class Fanout:
         for sink in self._sinks:
             try:
                 sink.emit(event)
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever a foreign sink raises must not reach training
                 if id(sink) not in self._reported:
                     self._reported.add(id(sink))
                     _log.exception("event sink %r failed; its errors are ignored from now on", sink)

@@ -58,4 +58,4 @@ class Index:
     state: Mapping[str, Any] = field(default_factory=dict)
     """Tracked name -> its state in typed JSON; tensors in it are references to names of `tensors`."""
     session: Any = None
-    """The session's own state in typed JSON: positions of the loops, RNG, values, the sets of nonfinite names."""
+    """The session's own state in typed JSON: positions of loops, RNG, values, the sets of nonfinite names."""

@@ -29,7 +29,7 @@ _FILE = re.compile(r"data-\d{5,}-\d{3,}\.safetensors|index-\d{5,}\.json")
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointName:
-    """The identity of a checkpoint. The order of these values is the order of checkpoints; nothing else is."""
+    """A checkpoint's identity. The order of these values is the order of checkpoints; nothing else is."""
 
     attempt: int
     step: int

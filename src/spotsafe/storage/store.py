@@ -1,8 +1,8 @@
 """What spotsafe asks of storage: one small protocol.
 
 Paths are relative to the run, with ``/``, without a leading one. An implementation raises only errors of
-`spotsafe.errors.StorageError`'s branch, and keeps "there is none" (`StorageNotFound`) apart from "could not look"
-(`StorageUnavailable`, `StorageRefused`). When a writing call returns, the bytes are durable.
+`spotsafe.errors.StorageError`'s branch, and keeps "there is none" (`StorageNotFound`) apart from "could not
+look" (`StorageUnavailable`, `StorageRefused`). When a writing call returns, the bytes are durable.
 `spotsafe.testing.StoreConformance` is the test suite that every store passes.
 """
 
@@ -44,8 +44,8 @@ class Store(Protocol):
     def create(self, path: str, data: bytes) -> bool:
         """Create a small object if there is none; true if the object there now is this one.
 
-        `data` must hold something that no other writer has (a nonce): after a lost response the object is read
-        back and compared, and equality is success.
+        `data` must hold something that no other writer has (a nonce): after a lost response the object is
+        read back and compared, and equality is success.
         """
         ...
 
@@ -84,7 +84,7 @@ class Store(Protocol):
         ...
 
     def names(self, folder: str) -> list[str]:
-        """Base names of what lies directly in a folder, objects and folders, sorted; empty if there is none."""
+        """Base names of what lies directly in a folder, objects and folders, sorted; empty if none."""
         ...
 
     def delete(self, path: str) -> None:

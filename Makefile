@@ -1,0 +1,48 @@
+# Everything here works on a fresh machine with Python 3.10 or newer and make; the rest is installed into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-quick lint format bench prove clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED)  ## train, be reclaimed and killed, resume, and compare bit for bit
+	$(BIN)/spotsafe demo
+
+test: $(INSTALLED)  ## all tests
+	$(BIN)/python -m pytest
+
+test-quick: $(INSTALLED)  ## the tests that take no time
+	$(BIN)/python -m pytest -m "not slow and not prove"
+
+lint: $(INSTALLED)  ## style, types, and which layer may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)  ## bring the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## how long things take
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+prove: $(INSTALLED)  ## the full counts of kills; the result is written to tests/PROOF.md
+	$(BIN)/python -m tests.prove
+
+clean:  ## delete what was installed and built
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+# pip is brought up to date first: the one in a new environment takes minutes to find versions that fit together.
+$(INSTALLED): pyproject.toml requirements/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "spotsafe needs Python 3.10 or newer; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint requirements/dev.txt --editable ".[dev]"
+	@touch $@
