@@ -5,6 +5,8 @@
     SpotsafeError
     |-- StorageError (OSError)                 the store could not do what was asked
     |   |-- StorageNotFound (FileNotFoundError)    the store answered: there is no such object
+    |   |-- StorageExists (FileExistsError)        there is an object already where a new one was to be written
+    |   |-- StorageNotFolder (NotADirectoryError)  the run's place is a file, or lies below one
     |   |-- StorageShort (EOFError)                the object ends before the bytes that were asked for
     |   |-- StorageUnavailable (ConnectionError)   no answer, or "later": trying again may help
     |   |-- StorageRefused (PermissionError)       the store answered: you may not
@@ -22,6 +24,7 @@
     |   |-- RunInUse (RuntimeError)                another job, or this process, runs on this folder
     |   |-- LookAhead (RuntimeError)               a step was asked for before the body of the last one ran
     |   `-- LoaderNotResumable (TypeError)         a loader whose position cannot be kept
+    |-- WatcherUnavailable (ConnectionError)       a source of reclaim notices could not be asked
     `-- SaveFailed (RuntimeError)                  saves in the background failed
 
     SystemExit
@@ -63,6 +66,14 @@ class StorageError(SpotsafeError, OSError):
 
 class StorageNotFound(StorageError, FileNotFoundError):
     """The store answered that the object does not exist. Never raised when it could not look."""
+
+
+class StorageExists(StorageError, FileExistsError):
+    """There is an object already under a name that was to be new. It was left as it is."""
+
+
+class StorageNotFolder(StorageError, NotADirectoryError):
+    """The place given for a run is a file, or lies below one. Give the path of a folder."""
 
 
 class StorageShort(StorageError, EOFError):
@@ -179,6 +190,18 @@ class LookAhead(RunError, RuntimeError):
 
 class LoaderNotResumable(RunError, TypeError):
     """A data loader whose position in the data cannot be kept over a restart."""
+
+
+class WatcherUnavailable(SpotsafeError, ConnectionError):
+    """A source of reclaim notices could not be asked, or its answer makes no sense. Never "there is no notice".
+
+    Attributes:
+        source: the watcher's name.
+    """
+
+    def __init__(self, message: str, *, source: str = "") -> None:
+        super().__init__(message)
+        self.source = source
 
 
 class SaveFailed(SpotsafeError, RuntimeError):

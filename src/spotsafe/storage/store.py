@@ -79,10 +79,6 @@ class Store(Protocol):
         """
         ...
 
-    def list(self, folder: str) -> list[Entry]:
-        """All objects below a folder (``""`` for all), sorted by path; empty if there is no such folder."""
-        ...
-
     def names(self, folder: str) -> list[str]:
         """Base names of what lies directly in a folder, objects and folders, sorted; empty if none."""
         ...
@@ -93,4 +89,8 @@ class Store(Protocol):
 
     def abort_uploads(self, folder: str) -> None:
         """Give up writes below `folder` that were begun and never completed, by whomever."""
+        ...
+
+    def list(self, folder: str) -> list[Entry]:
+        """All objects below a folder (``""`` for all), sorted by path; empty if there is no such folder."""
         ...
