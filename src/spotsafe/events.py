@@ -7,6 +7,7 @@ and swallows what a sink raises: a broken logger must not end a training run.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -223,7 +224,8 @@ class RunEnded(Event):
 
     step: int
     outcome: str
-    """One of ``finished``, ``left``, ``reclaimed``, ``superseded``, ``failed``, ``interrupted``."""
+    """One of ``finished``, ``left``, ``reclaimed``, ``superseded``, ``failed``, ``interrupted``,
+    ``restart_loop``."""
     code: int | None
     """The exit code that goes with it, if the session sets one."""
     newest: str | None
@@ -269,3 +271,32 @@ class Fanout:
                 if id(sink) not in self._reported:
                     self._reported.add(id(sink))
                     _log.exception("event sink %r failed; its errors are ignored from now on", sink)
+
+
+_lock = threading.Lock()
+_installed: list[EventSink] = []
+
+
+def install(sink: EventSink) -> Callable[[], None]:
+    """Hand `sink` the events of every session that this process enters from now on.
+
+    For what is set up outside the training script: a launcher, a test, a notebook. A session takes the sinks
+    that are installed when it is entered, before its own.
+
+    Returns:
+        a function that takes the sink out again; calling it twice is no error.
+    """
+    with _lock:
+        _installed.append(sink)
+
+    def uninstall() -> None:
+        with _lock:
+            _installed[:] = [one for one in _installed if one is not sink]
+
+    return uninstall
+
+
+def installed() -> tuple[EventSink, ...]:
+    """The sinks for every session of this process, in the order of their installation."""
+    with _lock:
+        return tuple(_installed)
