@@ -8,7 +8,8 @@
         data-00000-000.safetensors                 rank, number of the file
         index-00000.json                           rank
         manifest.json                              published last
-    ledger/000012/...                              what happened
+    ledger/000012/events-000001.json               what happened: new objects, never appended
+    ledger/000012/heartbeat.json                   replaced while the attempt lives
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"a(\d{6,})-s(\d{9,})-(\d{4,})-([0-9a-f]{8})")
 _ATTEMPT = re.compile(r"(\d{6,})\.json")
 _PUBLISHED = re.compile(r"(\d{6,})\.published")
+_EVENTS = re.compile(r"events-(\d{6,})\.json")
 _FILE = re.compile(r"data-\d{5,}-\d{3,}\.safetensors|index-\d{5,}\.json")
 
 
@@ -97,6 +99,22 @@ def attempt_published(attempt: int) -> str:
 def ledger_folder(attempt: int) -> str:
     """Path of the folder in which an attempt writes what happened."""
     return f"{LEDGER}/{attempt:06d}"
+
+
+def ledger_events(attempt: int, number: int) -> str:
+    """Path of the `number`-th piece of an attempt's ledger, from 1."""
+    return f"{ledger_folder(attempt)}/events-{number:06d}.json"
+
+
+def ledger_heartbeat(attempt: int) -> str:
+    """Path of what a living attempt replaces again and again."""
+    return f"{ledger_folder(attempt)}/heartbeat.json"
+
+
+def parse_ledger_events(name: str) -> int | None:
+    """The number of the piece of a ledger whose base name is `name`, or None."""
+    match = _EVENTS.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) > 0 else None
 
 
 def parse_attempt(name: str) -> int | None:
