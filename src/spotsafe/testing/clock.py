@@ -94,7 +94,7 @@ class ClockConformance:
         raise NotImplementedError
 
     def let_pass(self, clock: Clock, seconds: float) -> None:
-        """Make the clock's time pass while another thread waits on it; nothing for a clock that runs itself."""
+        """Make time pass while another thread waits on the clock; nothing for one that runs by itself."""
 
     def test_monotonic_never_goes_back(self) -> None:
         """Of two readings the later is not smaller."""

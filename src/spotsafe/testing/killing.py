@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from spotsafe import events
 from spotsafe.events import Event
+from spotsafe.testing.sinks import event_types
 
 
 class KillAt:
@@ -35,8 +36,8 @@ class KillAt:
     """
 
     def __init__(self, event: str, *, count: int = 1, signum: int = signal.SIGKILL) -> None:
-        kind = getattr(events, event, None)
-        if not (isinstance(kind, type) and issubclass(kind, Event)):
+        kind = {one.__name__: one for one in event_types()}.get(event)
+        if kind is None:
             raise ValueError(f"spotsafe.events has no event {event!r}")
         if count < 1:
             raise ValueError(f"events are counted from 1, got {count!r}")
