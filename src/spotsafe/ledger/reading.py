@@ -1,7 +1,7 @@
 """What the ledgers of earlier attempts say.
 
-A storage error is passed on. A piece that is damaged, of a newer format or with events that this version does not
-know is read as far as it goes: a ledger is evidence, not state.
+A storage error is passed on. A piece that is damaged, of a newer format or with events that this version does
+not know is read as far as it goes: a ledger is evidence, not state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The ledger: what happened in each attempt, written beside the checkpoints by a thread of its own.
 
-A piece, ``events-000001.json``, holds events in their order and, besides, how the attempt stands: how much it has
-published and, once it is known, how it ended. So the last piece is enough to know an attempt's end. Pieces are
-new objects, never appended to; one whose write failed is written again under the next number, and a reader
-drops what it has seen before. The ledger is for people and for policies: nothing in it decides what a checkpoint
-is, and nothing that goes wrong here reaches training.
+A piece, ``events-000001.json``, holds events in their order and, besides, how the attempt stands: how much it
+has published and, once it is known, how it ended. So the last piece is enough to know an attempt's end. Pieces
+are new objects, never appended to; one whose write failed is written again under the next number, and a reader
+drops what it has seen before. The ledger is for people and for policies: nothing in it decides what a
+checkpoint is, and nothing that goes wrong here reaches training.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FORMAT = 1
 HEARTBEAT_S = 30.0
 FLUSH_S = 60.0
 MAX_BYTES = 32 << 20
-"""The most that a piece can have: `_PIECE` events of a few texts each."""
+"""More than a piece can have: `_PIECE` events, each with a few texts of `_TEXT` characters."""
 
 _BUFFER = 10_000
-_PIECE = 1_000
-_TEXT = 2_000
+_PIECE = 500
+_TEXT = 1_000
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Ledger:
     def emit(self, event: Event) -> None:
         """Take an event; returns at once. What comes after `close` is dropped."""
         wall, offset_s = self._clock.wall(), self._clock.monotonic() - self._began
-        data = {field.name: _plain(getattr(event, field.name)) for field in _fields(event)}
+        data = {field.name: _plain(getattr(event, field.name)) for field in dataclasses.fields(event)}
         with self._lock:
             if self._closing:
                 return
@@ -146,10 +146,11 @@ class Ledger:
         """Write now what there is; true if all of it is on storage within `timeout_s` seconds."""
         done = threading.Event()
         with self._lock:
-            if not self._stopped.is_set():
-                self._requests.append(done)
+            if self._stopped.is_set():
+                return not self._buffer
+            self._requests.append(done)
         self._wake.set()
-        self._clock.wait(done, timeout_s) if not self._stopped.is_set() else None
+        self._clock.wait(done, timeout_s)
         with self._lock:
             return not self._buffer
 
@@ -167,11 +168,12 @@ class Ledger:
 
     def _work(self) -> None:
         beat_at = flush_at = self._clock.monotonic()
-        while True:
+        closing = False
+        while not closing:
             self._wake.clear()
             with self._lock:
-                closing, requests, urgent = self._closing, self._requests, self._urgent
-                self._requests, self._urgent = [], False
+                closing, urgent, requests = self._closing, self._urgent, self._requests
+                self._urgent, self._requests = False, []
             now = self._clock.monotonic()
             if now >= beat_at and not closing:
                 self._guarded(self._beat)
@@ -181,15 +183,14 @@ class Ledger:
                 flush_at = now + self._flush_s
             for done in requests:
                 done.set()
-            if closing:
-                break
-            self._clock.wait(self._wake, max(0.0, min(beat_at, flush_at) - self._clock.monotonic()))
-        self._finish()
+            if not closing:
+                self._clock.wait(self._wake, max(0.0, min(beat_at, flush_at) - self._clock.monotonic()))
+        self._stop()
 
-    def _finish(self) -> None:
+    def _stop(self) -> None:
         with self._lock:
-            requests, self._requests = self._requests, []
             self._stopped.set()
+            requests = self._requests
         for done in requests:
             done.set()
 
@@ -197,7 +198,7 @@ class Ledger:
         """A ledger that cannot be written is worth a word, never an end of training."""
         try:
             write()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the heartbeat
             self._errors += 1
             _log.debug("the ledger of attempt %d could not be written", self._attempt, exc_info=True)
             if self._errors == 1 and self._emit_warning is not None:
@@ -242,10 +243,6 @@ class Ledger:
                 newest=event.newest,
                 wall=wall,
             )
-
-
-def _fields(event: Event) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(event) if dataclasses.is_dataclass(event) else ()
 
 
 def _plain(value: object) -> Any:
