@@ -1,10 +1,10 @@
 """The ledger: what happened in each attempt, written beside the checkpoints by a thread of its own.
 
-A piece, ``events-000001.json``, holds events in their order and, besides, how the attempt stands: how much it
-has published and, once it is known, how it ended. So the last piece is enough to know an attempt's end. Pieces
-are new objects, never appended to; one whose write failed is written again under the next number, and a reader
-drops what it has seen before. The ledger is for people and for policies: nothing in it decides what a
-checkpoint is, and nothing that goes wrong here reaches training.
+A piece, ``events-000001.json``, holds events in their order and, besides, how the attempt stands: how much
+it has published and, once it is known, how it ended. So the last piece is enough to know an attempt's end.
+Pieces are new objects, never appended to; one whose write failed is written again under the next number, and
+a reader drops what it has seen before. The ledger is for people and for policies: nothing in it decides what
+a checkpoint is, and nothing that goes wrong here reaches training.
 """
 
 from __future__ import annotations
