@@ -1,0 +1,232 @@
+"""What checkpoints a run has, for those who choose one: history, selectors, and the list for people."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from spotsafe.checkpoint.attempts import read_attempt
+from spotsafe.checkpoint.candidates import (
+    Candidate,
+    Listing,
+    by_folder,
+    candidates,
+    look,
+    missing_from,
+    read_candidate,
+    read_index,
+    read_many,
+)
+from spotsafe.checkpoint.layout import CHECKPOINTS, CheckpointName
+from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.errors import CheckpointNotFound, NoUsableCheckpoint, UnsupportedFormat
+from spotsafe.storage.store import Store
+
+__all__ = [
+    "Candidate",
+    "Listing",
+    "Row",
+    "candidates",
+    "check_history",
+    "list_rows",
+    "look",
+    "read_candidate",
+    "read_index",
+    "resolve",
+    "split_target",
+]
+
+_log = logging.getLogger(__name__)
+
+_BEST = re.compile(r"best(?::(?P<metric>.+?))?(?::(?P<mode>min|max))?")
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of ``spotsafe ls``."""
+
+    candidate: Candidate
+    stored_bytes: int
+    """What lies in the folder now."""
+    problem: str
+    """Why it cannot be used, as far as is known without its data; empty if nothing speaks against it."""
+
+
+def split_target(url: str) -> tuple[str, str | int | None]:
+    """Split ``URL@latest``, ``URL@best``, ``URL@4000`` or ``URL@<checkpoint's name>`` into url and selector.
+
+    An ``@`` that no selector follows belongs to the url. To name a folder that is itself called
+    ``something@4000``, end it with a slash.
+
+    Returns:
+        The url, and the selector for `resolve`: ``"latest"``, ``"best"`` (also ``"best:val_loss"`` and
+        ``"best:acc:max"``), a checkpoint's name, the step as an int, or None.
+    """
+    base, at, tail = url.rpartition("@")
+    if not at or not base:
+        return url, None
+    if tail.isascii() and tail.isdigit():
+        return base, int(tail)
+    if tail == "latest" or _BEST.fullmatch(tail) or CheckpointName.parse(tail) is not None:
+        return base, tail
+    return url, None
+
+
+def resolve(store: Store, selector: str | int | None = "latest") -> Candidate:
+    """The published checkpoint that a person asked for; its manifest is there and readable.
+
+    Args:
+        store: the run.
+        selector: from `split_target`; None is the latest. ``best`` counts healthy checkpoints only, takes the
+            lowest value unless it ends in ``:max``, and needs no name of a metric where there is only one.
+
+    Raises:
+        CheckpointNotFound: there is none like that; the message lists what is there.
+        UnsupportedFormat: a newer spotsafe wrote one that may be the right one.
+        StorageError: the store could not say.
+        ValueError: a selector that means nothing.
+    """
+    listing = look(store)
+    if isinstance(selector, str) and _BEST.fullmatch(selector):
+        return _best(store, listing, selector)
+    for name in listing.names:
+        if _matches(name, selector):
+            candidate = read_candidate(store, name)
+            if candidate.manifest is not None:
+                return candidate
+            _pass_over(candidate)
+    raise CheckpointNotFound(
+        f"{store.url} has no checkpoint {_words(selector)}; {_inventory(store, listing)}"
+    )
+
+
+def check_history(store: Store, *, listing: Listing, reasons: Mapping[str, str] | None = None) -> None:
+    """Decide whether a run in which no usable checkpoint was found may start afresh.
+
+    It may only if no manifest has ever been seen in it: none is there now in whatever state, no attempt has
+    published, and none saw one.
+
+    Args:
+        store: the run.
+        listing: a look that was taken after the claim, or the one before it.
+        reasons: for each checkpoint that is there and cannot be used, or was retired, why.
+
+    Raises:
+        NoUsableCheckpoint: there is, or was, a checkpoint.
+        StorageError: a record could not be read.
+        DamagedCheckpoint: a record is damaged, so that nobody knows.
+    """
+    if reasons:
+        details = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise NoUsableCheckpoint(
+            f"{store.url} has checkpoints, but none can be used: {details}. Nothing was started afresh. "
+            "Repair the folder, or use another one",
+            url=store.url,
+            reasons=reasons,
+        )
+    witness = _witness(store, listing)
+    if witness:
+        raise NoUsableCheckpoint(
+            f"{store.url} shows no checkpoint, but {witness}. Nothing was started afresh. "
+            "Bring the checkpoints back, or use another folder",
+            url=store.url,
+        )
+
+
+def list_rows(store: Store) -> list[Row]:
+    """Every checkpoint folder of the run, newest first, with what a listing and the manifests tell.
+
+    Raises:
+        StorageError: the store could not say.
+    """
+    folders = by_folder(store.list(CHECKPOINTS))
+    rows = []
+    for candidate in read_many(store, sorted(folders, reverse=True)):
+        sizes = folders[candidate.name]
+        problem = candidate.reason
+        if candidate.manifest is not None:
+            problem = missing_from(candidate.manifest, sizes)
+        rows.append(Row(candidate=candidate, stored_bytes=sum(sizes.values()), problem=problem))
+    return rows
+
+
+def _matches(name: CheckpointName, selector: str | int | None) -> bool:
+    if selector is None or selector == "latest":
+        return True
+    if isinstance(selector, str):
+        wanted = CheckpointName.parse(selector)
+        if wanted is None:
+            raise ValueError(
+                f"not a checkpoint selector: {selector!r}; write latest, best, a step or a full name"
+            )
+        return name == wanted
+    return name.step == selector
+
+
+def _pass_over(candidate: Candidate) -> None:
+    if isinstance(candidate.fault, UnsupportedFormat):
+        raise candidate.fault
+    if candidate.fault is not None:
+        _log.warning("checkpoint passed over: %s", candidate.fault)
+
+
+def _words(selector: str | int | None) -> str:
+    if selector is None or selector == "latest":
+        return "yet"
+    return f"of step {selector}" if isinstance(selector, int) else f"{selector!r}"
+
+
+def _best(store: Store, listing: Listing, selector: str) -> Candidate:
+    match = _BEST.fullmatch(selector)
+    assert match is not None
+    found = read_many(store, listing.names)
+    for candidate in found:
+        _pass_over(candidate)
+    saved = [(one, one.manifest) for one in found if one.manifest is not None and one.manifest.health.healthy]
+    metric = match["metric"] or _only_metric(store, [manifest for _, manifest in saved])
+    sign = -1.0 if match["mode"] == "max" else 1.0
+    measured = [
+        (sign * value, one)
+        for one, manifest in saved
+        if math.isfinite(value := manifest.metrics.get(metric, math.nan))
+    ]
+    if not measured:
+        raise CheckpointNotFound(
+            f"no healthy checkpoint of {store.url} has a finite {metric!r}; {_inventory(store, listing)}"
+        )
+    return min(measured, key=lambda pair: pair[0])[1]  # of equal ones the first, which is the newest
+
+
+def _only_metric(store: Store, manifests: Iterable[Manifest]) -> str:
+    metrics = sorted({metric for manifest in manifests for metric in manifest.metrics})
+    if len(metrics) == 1:
+        return metrics[0]
+    if not metrics:
+        raise CheckpointNotFound(
+            f"no healthy checkpoint of {store.url} has a metric; save one with run.save(metrics={{...}})"
+        )
+    raise ValueError(
+        f"{store.url} has several metrics ({', '.join(metrics)}); write @best:{metrics[0]} or the like"
+    )
+
+
+def _inventory(store: Store, listing: Listing) -> str:
+    there = [one.name for one in read_many(store, listing.names[:_SHOWN]) if one.manifest is not None]
+    if not there:
+        return "there is none at all" if not listing.names else "none of those begun was ever published"
+    more = ", ..." if len(listing.names) > _SHOWN else ""
+    return "there are steps " + ", ".join(str(name.step) for name in there) + more
+
+
+def _witness(store: Store, listing: Listing) -> str:
+    if listing.published:
+        return f"attempt {max(listing.published)} has published one"
+    for attempt in reversed(listing.attempts):
+        seen = read_attempt(store, attempt).newest_seen
+        if seen is not None:
+            return f"attempt {attempt} saw {seen}"
+    return ""

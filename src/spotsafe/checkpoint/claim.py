@@ -1,0 +1,153 @@
+"""Claiming an attempt: creating ``attempts/<n>.json`` is what makes a start the newest one.
+
+Whoever creates the record owns the number; everybody with a lower number is superseded from then on and finds
+out by reading that one key. A lost creation is answered by trying the next number, never by listing again: a
+listing may be old, the answer of the creation is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from spotsafe.checkpoint.attempts import (
+    AttemptRecord,
+    attempt_exists,
+    encode_record,
+    newer_attempt,
+    printable,
+    read_attempt,
+)
+from spotsafe.checkpoint.candidates import Listing
+from spotsafe.checkpoint.layout import attempt_record
+from spotsafe.errors import DamagedCheckpoint, StorageError, StorageNotFound
+from spotsafe.identity import Identity, new_nonce
+from spotsafe.storage.store import Store
+
+__all__ = ["AttemptRecord", "attempt_exists", "claim", "in_use", "newer_attempt", "read_attempt"]
+
+HEARTBEAT_S = 30.0
+"""Seconds after which a living attempt replaces its heartbeat."""
+
+_TRIES = 1000
+_LOOKS = 6
+
+
+def claim(
+    store: Store,
+    *,
+    listing: Listing,
+    identity: Identity,
+    newest_seen: str | None,
+    wall: float,
+    resumed_from: str | None = None,
+    passed_over: Sequence[str] = (),
+    passed_over_unhealthy_to: str | None = None,
+    run: str | None = None,
+) -> AttemptRecord:
+    """Claim the next attempt of the run.
+
+    Args:
+        store: the run.
+        listing: what the look before the claim saw.
+        identity: who claims.
+        newest_seen: name of the newest published checkpoint of that look.
+        wall: now, in Unix seconds.
+        resumed_from: the checkpoint that the look chose.
+        passed_over: newer checkpoints that were left aside.
+        passed_over_unhealthy_to: set if unhealthy ones were among them: the one chosen instead.
+        run: the run id that the newest manifest names; used only if attempt 1's record is gone or damaged,
+            as in a folder of which only the checkpoints were copied.
+
+    Returns:
+        The record as it lies on storage; its attempt and nonce are ours alone.
+
+    Raises:
+        StorageError: nothing was claimed, or it is unknown whether it was; an unused attempt does no harm.
+    """
+    nonce = new_nonce()
+    number = listing.highest + 1
+    for _ in range(_TRIES):
+        record = AttemptRecord(
+            run=_run_id(store, number=number, nonce=nonce, hint=run),
+            attempt=number,
+            nonce=nonce,
+            host=identity.host,
+            pid=identity.pid,
+            boot=identity.boot,
+            job=identity.job,
+            arguments=printable(identity.arguments),
+            newest_seen=newest_seen,
+            started=wall,
+            resumed_from=resumed_from,
+            passed_over=tuple(passed_over),
+            passed_over_unhealthy_to=passed_over_unhealthy_to,
+            version=_version(),
+        )
+        if store.create(attempt_record(number), encode_record(record)):
+            return record
+        number += 1
+    raise StorageError(
+        f"{store.url}: {_TRIES} attempts in a row were taken by others; does the store do what it says?",
+        path=attempt_record(number),
+    )
+
+
+def in_use(
+    previous: AttemptRecord | None,
+    *,
+    ended: bool,
+    identity: Identity,
+    is_running: Callable[[int], bool],
+    read_heartbeat: Callable[[], bytes | None],
+    wait: Callable[[float], None],
+    interval_s: float = HEARTBEAT_S,
+) -> bool:
+    """Whether another job still runs on this folder, so that starting here would be a mistake.
+
+    A restart of the same job with the same arguments is never a mistake: the older attempt, if it still
+    lives, is superseded. For any other job the previous attempt's heartbeat is watched for a little more than
+    one interval, unless that attempt is known to be over.
+
+    Args:
+        previous: the newest attempt's record; None if there is none.
+        ended: whether that attempt recorded its end.
+        identity: who wants to start.
+        is_running: whether a process of this host lives.
+        read_heartbeat: that attempt's heartbeat as it is now; None if there is none.
+        wait: blocks for so many seconds.
+        interval_s: seconds between heartbeats.
+    """
+    if previous is None or ended:
+        return False
+    if (previous.job, previous.arguments) == (identity.job, printable(identity.arguments)):
+        return False
+    same_machine = bool(identity.boot) and (previous.host, previous.boot) == (identity.host, identity.boot)
+    if same_machine and not is_running(previous.pid):
+        return False
+    first = read_heartbeat()
+    for _ in range(_LOOKS):
+        wait(interval_s * 1.25 / _LOOKS)  # a quarter more: the beat itself takes time to arrive
+        if read_heartbeat() != first:
+            return True
+    return False
+
+
+def _run_id(store: Store, *, number: int, nonce: str, hint: str | None) -> str:
+    if number == 1:
+        return nonce
+    try:
+        return read_attempt(store, 1).run
+    except StorageNotFound:
+        return hint or nonce
+    except DamagedCheckpoint:
+        if hint is None:
+            raise
+        return hint
+
+
+def _version() -> str:
+    try:
+        return metadata.version("spotsafe")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,240 @@
+"""Deleting: retention of published checkpoints, and the remains of saves that were never published.
+
+A checkpoint is withdrawn before its files are touched, and each withdrawal is confirmed by reading it back:
+there is no instant at which a published checkpoint lacks a file. What the store refuses to delete stays as
+garbage and is reported; it never makes a save fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+
+from spotsafe.checkpoint.candidates import Candidate, by_folder, missing_from, read_candidate, read_many
+from spotsafe.checkpoint.layout import CHECKPOINTS, CheckpointName
+from spotsafe.checkpoint.manifest import Manifest, Marker, encode_marker
+from spotsafe.errors import StorageError, StorageUnavailable
+from spotsafe.events import CheckpointRetired, DeleteRefused, Event, Warned
+from spotsafe.policy.retention import Keep, Saved, victims
+from spotsafe.storage.store import Store
+
+Emit = Callable[[Event], object]
+
+ABANDONED = "abandoned"
+RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What decides which checkpoints stay."""
+
+    keep: Keep
+    resumed_from: str | None
+    passed_over: frozenset[str] = frozenset()
+
+
+def apply_retention(
+    store: Store,
+    *,
+    attempt: int,
+    retention: Retention,
+    on_event: Emit,
+    known: MutableMapping[CheckpointName, Candidate] | None = None,
+) -> list[CheckpointName]:
+    """Withdraw what the policy does not keep (rule 7). Call it only right after a publish that `may_delete`.
+
+    Args:
+        store: the run.
+        attempt: the attempt that cleans up, which is the newest.
+        retention: the policy.
+        on_event: is told what was deleted, refused, or left alone and why.
+        known: manifests that were read before. They never change but for those that this attempt withdraws,
+            so each is read once; updated in place.
+
+    Returns:
+        What was withdrawn.
+
+    Raises:
+        StorageError: the store could not say what is there (nothing was deleted), or stopped answering.
+    """
+    folders = by_folder(store.list(CHECKPOINTS))
+    found = _read_published(store, folders, {} if known is None else known)
+    obstacle = _obstacle(found, attempt=attempt)
+    if obstacle:
+        on_event(Warned(message=f"nothing is deleted: {obstacle}"))
+        return []
+    manifests = [candidate.manifest for candidate in found if candidate.manifest is not None]
+    torn = {str(manifest.name) for manifest in manifests if missing_from(manifest, folders[manifest.name])}
+    chosen = victims(
+        [_saved(manifest) for manifest in manifests],
+        keep=retention.keep,
+        resumed_from=retention.resumed_from,
+        passed_over=retention.passed_over | torn,  # neither counted nor touched: the listing may be old
+    )
+    withdrawn = {one.name for one in chosen}
+    names = sorted(manifest.name for manifest in manifests if str(manifest.name) in withdrawn)
+    return retire(store, names, attempt=attempt, on_event=on_event, known=known)
+
+
+def retire(
+    store: Store,
+    names: Iterable[CheckpointName],
+    *,
+    attempt: int,
+    on_event: Emit,
+    known: MutableMapping[CheckpointName, Candidate] | None = None,
+) -> list[CheckpointName]:
+    """Withdraw published checkpoints: all manifests first, each confirmed; then the files of those confirmed.
+
+    A manifest of this attempt is deleted, for nobody else can create it. That of another attempt is
+    overwritten with a marker: its writer may still live, and must not find the name free.
+
+    Returns:
+        Those that were withdrawn.
+
+    Raises:
+        StorageUnavailable: the store stopped answering; what is not deleted yet stays as garbage.
+    """
+    gone = []
+    for name in names:
+        try:
+            if known is not None:
+                known.pop(name, None)
+            _withdraw(store, name, attempt=attempt)
+        except StorageUnavailable:
+            raise
+        except StorageError as error:
+            on_event(DeleteRefused(path=name.manifest, error=str(error)))
+        else:
+            gone.append(name)
+    for name in gone:
+        _delete_files(store, name, on_event=on_event)
+        on_event(CheckpointRetired(checkpoint=str(name)))
+    return gone
+
+
+def sweep(store: Store, *, attempt: int, on_event: Emit) -> list[CheckpointName]:
+    """Delete what older attempts left behind and never published (rule 5).
+
+    The name of the manifest is decided first: if the marker cannot be created there, the checkpoint was
+    published after all and stays. Files that a withdrawn checkpoint still has are deleted too.
+
+    Args:
+        store: the run.
+        attempt: the attempt that cleans up, which has published; only lower ones are touched.
+        on_event: is told what the store refused to delete.
+
+    Returns:
+        The checkpoints whose remains were deleted.
+
+    Raises:
+        StorageError: the store could not say what is there, or stopped answering.
+    """
+    swept = []
+    for name, sizes in sorted(by_folder(store.list(CHECKPOINTS)).items()):
+        if name.attempt >= attempt or set(sizes) == {name.manifest}:
+            continue
+        marker = _decide(store, name, published=name.manifest in sizes)
+        if marker is None:
+            continue
+        _delete_files(store, name, on_event=on_event, keep=frozenset(map(name.file, marker.in_use)))
+        swept.append(name)
+    return swept
+
+
+def discard(store: Store, name: CheckpointName, *, manifest_tried: bool, on_event: Emit) -> bool:
+    """Delete the files of a failed save of this very attempt, whose number is never used again.
+
+    Args:
+        store: the run.
+        name: the save.
+        manifest_tried: whether creating the manifest was begun. Then it may be there, or arrive late, so the
+            name is decided by a marker first.
+        on_event: is told what the store refused to delete.
+
+    Returns:
+        False if the checkpoint turns out to be published; it stays.
+
+    Raises:
+        StorageError: the name could not be decided, or the store stopped answering.
+    """
+    if manifest_tried and _decide(store, name, published=False) is None:
+        return False
+    _delete_files(store, name, on_event=on_event)
+    return True
+
+
+def _read_published(
+    store: Store,
+    folders: dict[CheckpointName, dict[str, int]],
+    known: MutableMapping[CheckpointName, Candidate],
+) -> list[Candidate]:
+    listed = [name for name, sizes in folders.items() if name.manifest in sizes]
+    for candidate in read_many(store, [name for name in listed if name not in known]):
+        known[candidate.name] = candidate
+    found = [known[name] for name in listed]
+    for candidate in found:
+        if candidate.manifest is None and candidate.marker is None:
+            del known[candidate.name]  # only these two are final
+    return found
+
+
+def _obstacle(found: Iterable[Candidate], *, attempt: int) -> str:
+    for candidate in found:
+        if candidate.fault is not None:
+            return str(candidate.fault)
+        if candidate.name.attempt > attempt:
+            return f"{candidate.name} is of a newer attempt"
+    return ""
+
+
+def _saved(manifest: Manifest) -> Saved:
+    return Saved(
+        name=str(manifest.name),
+        order=(manifest.attempt, manifest.step, manifest.save),
+        step=manifest.step,
+        created=manifest.created,
+        healthy=manifest.health.healthy,
+        metrics=manifest.metrics,
+    )
+
+
+def _withdraw(store: Store, name: CheckpointName, *, attempt: int) -> None:
+    if name.attempt == attempt:
+        store.delete(name.manifest)
+    else:
+        store.replace(name.manifest, encode_marker(Marker(state=RETIRED)))
+    after = read_candidate(store, name)
+    withdrawn = after.absent if name.attempt == attempt else after.marker is not None
+    if not withdrawn:
+        raise StorageError(f"{name.manifest} is still there after it was withdrawn", path=name.manifest)
+
+
+def _decide(store: Store, name: CheckpointName, *, published: bool) -> Marker | None:
+    """Make sure that the checkpoint is not and will not be published; None if it is, or nobody can tell."""
+    marker = Marker(state=ABANDONED)
+    if not published and store.create(name.manifest, encode_marker(marker)):
+        return marker
+    return read_candidate(store, name).marker
+
+
+def _delete_files(
+    store: Store, name: CheckpointName, *, on_event: Emit, keep: frozenset[str] = frozenset()
+) -> None:
+    try:
+        store.abort_uploads(name.folder)
+        paths = [entry.path for entry in store.list(name.folder)]
+    except StorageUnavailable:
+        raise
+    except StorageError as error:
+        on_event(DeleteRefused(path=name.folder, error=str(error)))
+        return
+    for path in paths:
+        if path == name.manifest or path in keep:
+            continue
+        try:
+            store.delete(path)
+        except StorageUnavailable:
+            raise
+        except StorageError as error:
+            on_event(DeleteRefused(path=path, error=str(error)))

@@ -1,0 +1,233 @@
+"""Writing one staged save: data, index, manifest, in this order, and then what retention takes away."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spotsafe.checkpoint import gc
+from spotsafe.checkpoint.candidates import Candidate
+from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
+from spotsafe.checkpoint.index import FileEntry, Index, encode_index
+from spotsafe.checkpoint.layout import CheckpointName, index_file
+from spotsafe.checkpoint.manifest import Health, Manifest, Part
+from spotsafe.checkpoint.publish import publish
+from spotsafe.errors import StorageError, StorageFull
+from spotsafe.events import (
+    AttemptSuperseded,
+    CheckpointPublished,
+    Event,
+    FileWritten,
+    IndexWritten,
+    SaveFailed,
+    Warned,
+)
+from spotsafe.storage.store import Store
+from spotsafe.writer.health import scan
+from spotsafe.writer.job import SaveJob, SaveResult, StagedFile
+
+Emit = Callable[[Event], object]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Progress:
+    """How far a save has come; what is known of it when something fails."""
+
+    started: float
+    write_s: float = 0.0
+    healthy: bool = True
+    manifest_tried: bool = False
+    published: bool = False
+    superseded_by: int | None = None
+    error: BaseException | None = None
+
+
+def run_job(
+    job: SaveJob, *, store: Store, arena: memoryview, emit: Emit, monotonic: Callable[[], float]
+) -> SaveResult:
+    """Write, publish and clean up after a single save; see `Uploader.run`."""
+    return Uploader(store, emit=emit, monotonic=monotonic).run(job, arena)
+
+
+class Uploader:
+    """Writes the saves of one attempt, one after another, and remembers what need not be done twice.
+
+    Args:
+        store: the run.
+        emit: is told of everything that happens.
+        monotonic: seconds that never go back.
+    """
+
+    def __init__(self, store: Store, *, emit: Emit, monotonic: Callable[[], float]) -> None:
+        self._store = store
+        self._emit = emit
+        self._monotonic = monotonic
+        self._known: dict[CheckpointName, Candidate] = {}
+        self._leftovers: dict[CheckpointName, bool] = {}  # failed save -> whether its manifest was tried
+        self._marked = False
+        self._swept = False
+
+    def run(self, job: SaveJob, arena: memoryview) -> SaveResult:
+        """Make the checkpoint exist, then apply retention if this attempt is the newest.
+
+        Args:
+            job: what to write.
+            arena: the staged bytes; they must not change until this returns.
+
+        Returns:
+            How it ended. Nothing is raised. With `published` an `error` is what failed after the checkpoint
+            was there, and costs nothing but garbage. Without it, the checkpoint does not count as saved;
+            earlier ones are untouched.
+        """
+        progress = _Progress(started=self._monotonic())
+        try:
+            self._save(job, arena, progress)
+        except BaseException as error:  # noqa: BLE001 - MemoryError too: training goes on whatever happens here
+            _log.debug("save %s", job.name, exc_info=True)
+            progress.error = _without_frames(error)
+        if progress.error is not None:
+            self._report(job, progress, progress.error)
+        return SaveResult(
+            name=job.name,
+            published=progress.published,
+            healthy=progress.healthy,
+            total_bytes=sum(file.size for file in job.files),
+            write_s=progress.write_s or self._monotonic() - progress.started,
+            superseded_by=progress.superseded_by,
+            error=progress.error,
+        )
+
+    def _save(self, job: SaveJob, arena: memoryview, progress: _Progress) -> None:
+        health = scan(job.health, arena=arena).health(before=job.nonfinite_before)
+        progress.healthy = health.healthy
+        files = tuple(self._write_file(job, file, arena) for file in job.files)
+        part = self._write_index(job, files)
+        self._confirm(job, part)
+        self._publish(job, _manifest(job, health, part), progress)
+
+    def _write_file(self, job: SaveJob, file: StagedFile, arena: memoryview) -> FileEntry:
+        staged = arena[file.arena_offset : file.arena_offset + file.size]
+        if len(staged) != file.size:
+            raise ValueError(f"{file.name}: {file.size} bytes at {file.arena_offset} are outside the arena")
+        entry = FileEntry(name=file.name, size=file.size, digests=block_digests(staged))
+        self._store.put_large(job.name.file(file.name), staged)
+        self._emit(FileWritten(checkpoint=str(job.name), file=file.name, total_bytes=file.size))
+        return entry
+
+    def _write_index(self, job: SaveJob, files: tuple[FileEntry, ...]) -> Part:
+        index = Index(
+            rank=job.rank,
+            block_size=BLOCK,
+            files=files,
+            tensors=job.tensors,
+            state=job.state,
+            session=job.session,
+        )
+        data = encode_index(index)
+        part = Part(rank=job.rank, file=index_file(job.rank), size=len(data), sha256=sha256_hex(data))
+        self._store.put(job.name.file(part.file), data)
+        self._emit(IndexWritten(checkpoint=str(job.name), file=part.file))
+        return part
+
+    def _confirm(self, job: SaveJob, part: Part) -> None:
+        """Ask the store for the sizes: some confirm a write and keep a shorter object."""
+        for name, size in [*((file.name, file.size) for file in job.files), (part.file, part.size)]:
+            path = job.name.file(name)
+            found = self._store.size(path)
+            if found != size:
+                raise StorageError(f"{path} has {found} bytes after {size} were written to it", path=path)
+
+    def _publish(self, job: SaveJob, manifest: Manifest, progress: _Progress) -> None:
+        progress.manifest_tried = True
+        outcome = publish(self._store, manifest, mark=not self._marked)
+        progress.published = outcome.published
+        progress.superseded_by = outcome.superseded_by
+        progress.write_s = self._monotonic() - progress.started
+        if outcome.published:
+            self._marked = self._marked or outcome.trouble is None
+            self._emit(
+                CheckpointPublished(
+                    checkpoint=str(job.name),
+                    step=job.name.step,
+                    total_bytes=manifest.total_bytes,
+                    write_s=progress.write_s,
+                    healthy=progress.healthy,
+                )
+            )
+        if outcome.superseded_by is not None:
+            self._emit(AttemptSuperseded(attempt=job.name.attempt, newer=outcome.superseded_by))
+        if outcome.trouble is not None:
+            raise outcome.trouble
+        if outcome.may_delete:
+            self._clean(job)
+
+    def _clean(self, job: SaveJob) -> None:
+        """Delete what is not needed any more: only after the second look of rule 4 found no newer attempt."""
+        for name, tried in list(self._leftovers.items()):
+            gc.discard(self._store, name, manifest_tried=tried, on_event=self._emit)
+            del self._leftovers[name]
+        if not self._swept:
+            gc.sweep(self._store, attempt=job.name.attempt, on_event=self._emit)
+            self._swept = True
+        retention = gc.Retention(keep=job.keep, resumed_from=job.resumed_from, passed_over=job.passed_over)
+        gc.apply_retention(
+            self._store,
+            attempt=job.name.attempt,
+            retention=retention,
+            on_event=self._emit,
+            known=self._known,
+        )
+
+    def _report(self, job: SaveJob, progress: _Progress, error: BaseException) -> None:
+        text = str(error) or type(error).__name__
+        if progress.published:
+            message = f"checkpoint {job.name} is published, but cleaning up after it failed: {text}"
+            self._emit(Warned(message=message))
+            return
+        self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=text))
+        if isinstance(error, Exception):
+            self._remember(job, progress, error)
+
+    def _remember(self, job: SaveJob, progress: _Progress, error: Exception) -> None:
+        """A failed save's files go after the next publish; at once if it is their space that is missing."""
+        self._leftovers[job.name] = progress.manifest_tried
+        if isinstance(error, StorageFull):
+            try:
+                gc.discard(self._store, job.name, manifest_tried=progress.manifest_tried, on_event=self._emit)
+                del self._leftovers[job.name]
+            except Exception:  # noqa: BLE001 - the save has failed already; this is tried again later
+                _log.debug("could not delete the files of %s yet", job.name, exc_info=True)
+
+
+def _manifest(job: SaveJob, health: Health, part: Part) -> Manifest:
+    return Manifest(
+        run=job.run,
+        attempt=job.name.attempt,
+        step=job.name.step,
+        save=job.name.save,
+        nonce=job.name.nonce,
+        parent=job.parent,
+        created=job.created,
+        world_size=job.world_size,
+        reason=job.reason,
+        health=health,
+        metrics=job.metrics,
+        parts=(part,),
+        total_bytes=sum(file.size for file in job.files),
+    )
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Let go of the local variables in the traceback: they hold the arena and copies of the index."""
+    link: BaseException | None = error
+    while link is not None:
+        if link.__traceback__ is not None:
+            traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next  # this function's caller still runs
+    return error
