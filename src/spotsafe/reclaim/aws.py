@@ -1,0 +1,280 @@
+"""AWS: the Spot interruption notice in the EC2 instance metadata service.
+
+Facts are from the Amazon EC2 User Guide, "Spot Instance interruption notices", "EC2 instance rebalance
+recommendations" and "Use the Instance Metadata Service to access instance metadata", and botocore's
+`IMDSFetcher` for the rules that the SDKs agree on:
+
+- ``PUT /latest/api/token`` gives a session token (IMDSv2). Where its answer may not travel far enough (the
+  hop limit of a container's network) it never comes; the SDKs then fall back to requests without one
+  (IMDSv1), unless ``AWS_EC2_METADATA_V1_DISABLED``. 401 means that a token is missing, expired or foreign.
+- ``meta-data/spot/instance-action`` is 404 until the instance is marked, two minutes ahead at best;
+  hibernation begins at once.
+- ``meta-data/events/recommendations/rebalance`` is 404 or says that the risk has grown. Most instances that
+  get it live on for hours, so it is a RISK and stops nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+
+from spotsafe.clock import Clock, SystemClock
+from spotsafe.errors import WatcherUnavailable
+from spotsafe.reclaim.http import LocalHttp, Reply
+from spotsafe.reclaim.notice import NoticeKind, ReclaimNotice, deadline_after
+
+IPV4_ENDPOINT = "http://169.254.169.254"
+IPV6_ENDPOINT = "http://[fd00:ec2::254]"
+
+TOKEN_PATH = "/latest/api/token"  # noqa: S105 - a path, not a secret
+ACTION_PATH = "/latest/meta-data/spot/instance-action"
+REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
+TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 - a header's name
+
+LONGEST_NOTICE_S = 120.0
+"""Seconds between a notice and the interruption at most."""
+STALE_AFTER_S = 120.0
+"""A notice whose time is longer past than this, when first seen, was not carried out."""
+_V1_FOR_S = 300.0
+_ACTIONS = frozenset({"terminate", "stop", "hibernate"})
+_NO_TOKEN_STATUSES = frozenset({403, 404, 405})
+
+
+def from_environment(
+    environ: Mapping[str, str], *, dmi: Callable[[str], str], clock: Clock
+) -> AwsWatcher | None:
+    """A watcher where the SDKs' variables or the machine's firmware speak of EC2. Touches no network.
+
+    Args:
+        environ: ``AWS_EC2_METADATA_SERVICE_ENDPOINT`` forces it on, ``AWS_EC2_METADATA_DISABLED`` off.
+        dmi: reads a DMI field by name; "" where there is none.
+        clock: for the watcher.
+
+    Raises:
+        ValueError: a variable has no usable value.
+    """
+    if _is_true(environ, "AWS_EC2_METADATA_DISABLED"):
+        return None
+    if not environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") and not is_ec2(dmi):
+        return None
+    return AwsWatcher(environ=environ, clock=clock)
+
+
+def is_ec2(dmi: Callable[[str], str]) -> bool:
+    """Whether the firmware says so: "Amazon EC2" on Nitro and metal, a version like 4.11.amazon on Xen."""
+    return "amazon" in " ".join(dmi(field) for field in ("sys_vendor", "bios_vendor", "bios_version")).lower()
+
+
+class AwsWatcher:
+    """Asks the instance metadata service for the interruption notice and the rebalance recommendation."""
+
+    name = "aws"
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        clock: Clock | None = None,
+        environ: Mapping[str, str] | None = None,
+        interval_s: float = 1.0,
+        token_ttl_s: int = 21600,
+        connect_timeout_s: float = 1.0,
+        read_timeout_s: float = 2.0,
+    ) -> None:
+        """Nothing is sent before the first poll.
+
+        Args:
+            endpoint: URL of the service; None takes the SDKs' variables, then the link-local address.
+            clock: for token lifetimes and deadlines.
+            environ: read for the SDKs' variables; None is the process's.
+            interval_s: seconds between two polls. AWS advises 5; one second gains four of the two minutes,
+                and two small requests a second are far below what the service allows an instance.
+            token_ttl_s: lifetime to ask for, 1 to 21600 seconds.
+            connect_timeout_s: seconds.
+            read_timeout_s: seconds.
+
+        Raises:
+            ValueError: the endpoint is not a URL.
+        """
+        env = os.environ if environ is None else environ
+        self.interval_s = interval_s
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._http = LocalHttp(endpoint or endpoint_of(env), connect_timeout_s=connect_timeout_s)
+        self._read_timeout_s = read_timeout_s
+        self._token_ttl_s = token_ttl_s
+        self._v1_allowed = not _is_true(env, "AWS_EC2_METADATA_V1_DISABLED")
+        self._token: str | None = None
+        self._refresh_at = float("-inf")
+        self._seen: tuple[str, str] | None = None
+        self._notice: ReclaimNotice | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The service's URL."""
+        return self._http.endpoint
+
+    def poll(self) -> ReclaimNotice | None:
+        """Ask for both. The interruption comes first: while it stands, the recommendation adds nothing.
+
+        Raises:
+            WatcherUnavailable: no answer, one that makes no sense, or one that forbids asking.
+        """
+        for path, read in ((ACTION_PATH, self._interruption), (REBALANCE_PATH, self._recommendation)):
+            reply = self._get(path)
+            if reply is None:
+                continue
+            seen = (path, reply.body.decode("utf-8", "replace"))
+            if seen != self._seen:
+                self._notice = read(self._parse(path, seen[1]), reply)
+                self._seen = seen
+            if self._notice is not None:
+                return self._notice
+        self._seen = self._notice = None
+        return None
+
+    def close(self) -> None:
+        """End a request in progress."""
+        self._http.close()
+
+    def _interruption(self, said: Mapping[str, object], reply: Reply) -> ReclaimNotice | None:
+        action = said.get("action")
+        if not isinstance(action, str) or action not in _ACTIONS:
+            raise self._unavailable(f"{ACTION_PATH} names an unknown action: {action!r}")
+        now = self._clock.monotonic()
+        deadline = None
+        if action == "hibernate":
+            deadline = now
+        elif (at := _wall_seconds(said.get("time"))) is not None:
+            left = at - _server_time(reply, else_=self._clock.wall())
+            if left < -STALE_AFTER_S:
+                return None
+            deadline = deadline_after(left, now=now, at_most=LONGEST_NOTICE_S)
+        return ReclaimNotice(
+            source=self.name, kind=NoticeKind.RECLAIM, action=action, deadline=deadline, received=now
+        )
+
+    def _recommendation(self, said: Mapping[str, object], _reply: Reply) -> ReclaimNotice:
+        if "noticeTime" not in said:
+            raise self._unavailable(f"{REBALANCE_PATH} has no noticeTime")
+        now = self._clock.monotonic()
+        return ReclaimNotice(
+            source=self.name, kind=NoticeKind.RISK, action="rebalance", deadline=None, received=now
+        )
+
+    def _parse(self, path: str, text: str) -> Mapping[str, object]:
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._unavailable(f"{path} is not JSON: {error}") from error
+        if not isinstance(said, dict):
+            raise self._unavailable(f"{path} is not a JSON object")
+        return said
+
+    def _get(self, path: str) -> Reply | None:
+        """One key; None where the service says that there is none. A refused token is replaced once."""
+        reply = self._ask("GET", path, self._token_header())
+        if reply.status == 401:
+            self._refresh_at = float("-inf")
+            reply = self._ask("GET", path, self._token_header())
+        if reply.status == 404:
+            return None
+        if reply.status == 200:
+            return reply
+        if reply.status == 401 and self._token is None:
+            raise self._unavailable(_LOCKED_OUT)
+        self._refresh_at = float("-inf")
+        raise self._unavailable(f"{path} answered {reply.status}")
+
+    def _token_header(self) -> dict[str, str]:
+        """The header with a token that is still good for a while; without one where IMDSv1 has to do."""
+        if self._clock.monotonic() >= self._refresh_at:
+            self._token = self._new_token()
+        return {} if self._token is None else {TOKEN_HEADER: self._token}
+
+    def _new_token(self) -> str | None:
+        try:
+            reply = self._ask("PUT", TOKEN_PATH, {TTL_HEADER: str(self._token_ttl_s), "Content-Length": "0"})
+        except WatcherUnavailable as error:
+            if not isinstance(error.__cause__, TimeoutError):
+                raise
+            self._do_without_token()
+            return None
+        if reply.status in _NO_TOKEN_STATUSES:
+            self._do_without_token()
+            return None
+        token = reply.body.decode("latin-1")
+        if reply.status != 200 or not token or not (token.isascii() and token.isprintable()):
+            raise self._unavailable(f"{TOKEN_PATH} answered {reply.status} and no token")
+        ttl_s = _lifetime(reply, asked_for=self._token_ttl_s)
+        self._refresh_at = self._clock.monotonic() + ttl_s - min(60.0, ttl_s / 10)
+        return token
+
+    def _do_without_token(self) -> None:
+        """Fall back to IMDSv1 for a while: each try for a token may cost a whole time-out."""
+        if not self._v1_allowed:
+            raise self._unavailable(_LOCKED_OUT)
+        self._refresh_at = self._clock.monotonic() + _V1_FOR_S
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Reply:
+        try:
+            return self._http.request(method, path, headers=headers, read_timeout_s=self._read_timeout_s)
+        except OSError as error:
+            raise self._unavailable(f"{method} {path}: {str(error) or type(error).__name__}") from error
+
+    def _unavailable(self, what: str) -> WatcherUnavailable:
+        return WatcherUnavailable(f"{self.endpoint}: {what}", source=self.name)
+
+
+_LOCKED_OUT = (
+    "no token can be had, and requests without one are not allowed. From a container the token is lost on "
+    "the way when the hop limit is too low: "
+    "aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2"
+)
+
+
+def endpoint_of(environ: Mapping[str, str]) -> str:
+    """The service's URL by the SDKs' variables; a custom endpoint wins over the mode.
+
+    Raises:
+        ValueError: the mode is neither ipv4 nor ipv6.
+    """
+    custom = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").strip()
+    if custom:
+        return custom
+    mode = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "ipv4").strip().lower() or "ipv4"
+    if mode not in {"ipv4", "ipv6"}:
+        raise ValueError(f"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE is {mode!r}; write ipv4 or ipv6")
+    return IPV6_ENDPOINT if mode == "ipv6" else IPV4_ENDPOINT
+
+
+def _is_true(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "").strip().lower() == "true"
+
+
+def _lifetime(reply: Reply, *, asked_for: int) -> float:
+    with contextlib.suppress(ValueError):
+        return max(1.0, float(int(reply.headers.get(TTL_HEADER.lower(), ""))))
+    return float(asked_for)
+
+
+def _server_time(reply: Reply, *, else_: float) -> float:
+    """The service's own clock, which its times are by; this machine's may be wrong by minutes."""
+    with contextlib.suppress(ValueError, OverflowError):
+        at = parsedate_to_datetime(reply.headers.get("date", ""))
+        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
+    return else_
+
+
+def _wall_seconds(text: object) -> float | None:
+    """Seconds since 1970 of an ISO 8601 time like 2017-09-18T08:22:00Z (UTC where it names no zone)."""
+    if not isinstance(text, str):
+        return None
+    with contextlib.suppress(ValueError, OverflowError):
+        at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
+    return None
