@@ -1,0 +1,61 @@
+"""How results are printed: tables on a terminal, plain aligned columns in a pipe, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object. Numbers that JSON cannot say (NaN, infinities) become null."""
+    click.echo(json.dumps(_sayable(value), indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
+    """Print a table; columns whose name ends in ``>`` are aligned to the right."""
+    names = [column.rstrip(">") for column in columns]
+    rights = [column.endswith(">") for column in columns]
+    if not sys.stdout.isatty():
+        _print_plain(names, rights, rows, title=title)
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for name, right in zip(names, rights, strict=True):
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+def _print_plain(
+    names: Sequence[str], rights: Sequence[bool], rows: Sequence[Sequence[str]], *, title: str
+) -> None:
+    lines = [names, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
+    if title:
+        click.echo(title)
+    for line in lines:
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, rights, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _sayable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sayable(item) for item in value]
+    return value

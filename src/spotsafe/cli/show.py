@@ -1,0 +1,116 @@
+"""``spotsafe show``: what is in one checkpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from spotsafe import human
+from spotsafe.checkpoint.candidates import read_index
+from spotsafe.checkpoint.index import Index, TensorEntry
+from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.cli.output import print_json, print_table
+from spotsafe.cli.target import chosen, json_option, open_target, target_argument
+
+_DEPTH = 3  # of the keys of state that are shown
+
+
+@click.command("show")
+@target_argument
+@json_option
+def command(target: str, *, as_json: bool) -> None:
+    """Show what is in one checkpoint: tensors with dtype, shape and size, and the keys of all other state.
+
+    Without @ it is the latest of the run. No tensor is read.
+    """
+    store, selector = open_target(target)
+    candidate = chosen(store, selector)
+    manifest = candidate.manifest
+    assert manifest is not None, "`resolve` answers only published checkpoints"
+    indexes = [read_index(store, candidate, part) for part in manifest.parts]
+    tensors = _merged(indexes)
+    keys = sorted({key for index in indexes for key in _keys(index.state)})
+    if as_json:
+        print_json({"url": store.url, **_header(manifest), "tensors": tensors, "state": keys})
+    else:
+        _print(manifest, tensors=tensors, keys=keys)
+
+
+def _header(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "name": str(manifest.name),
+        "run": manifest.run,
+        "attempt": manifest.attempt,
+        "step": manifest.step,
+        "save": manifest.save,
+        "parent": manifest.parent,
+        "created": manifest.created,
+        "reason": manifest.reason,
+        "world_size": manifest.world_size,
+        "healthy": manifest.health.healthy,
+        "nonfinite": list(manifest.health.nonfinite),
+        "nonfinite_buffers": list(manifest.health.nonfinite_buffers),
+        "metrics": dict(manifest.metrics),
+        "bytes": manifest.total_bytes,
+    }
+
+
+def _merged(indexes: Sequence[Index]) -> list[dict[str, Any]]:
+    """One record a tensor, whichever ranks wrote its pieces."""
+    records: dict[str, dict[str, Any]] = {}
+    for entry in (tensor for index in indexes for tensor in index.tensors):
+        record = records.setdefault(entry.name, _tensor(entry))
+        record["bytes"] += sum(piece.nbytes for piece in entry.slices)
+        record["files"] = sorted({*record["files"], *(piece.file for piece in entry.slices)})
+    return [records[name] for name in sorted(records)]
+
+
+def _tensor(entry: TensorEntry) -> dict[str, Any]:
+    facts = {"name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "role": entry.role}
+    return {**facts, "bytes": 0, "files": []}
+
+
+def _keys(state: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[str]:
+    """Paths of the plain dicts inside the state, down to `_DEPTH`; a typed node counts as a value."""
+    for key, value in state.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and value and "$" not in value and depth < _DEPTH:
+            yield from _keys(value, f"{path}.", depth + 1)
+        else:
+            yield path
+
+
+def _print(manifest: Manifest, *, tensors: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+    health = "ok" if manifest.health.healthy else "not finite: " + ", ".join(manifest.health.nonfinite)
+    facts = {
+        "checkpoint": str(manifest.name),
+        "step": str(manifest.step),
+        "saved": human.age(time.time() - manifest.created),
+        "saved because of": manifest.reason,
+        "resumed from": manifest.parent or "nothing; a fresh start",
+        "health": health,
+        **{f"metric {name}": f"{value:.6g}" for name, value in manifest.metrics.items()},
+    }
+    for name, text in facts.items():
+        click.echo(f"{name}: {text}")
+    elements = sum(math.prod(tensor["shape"]) for tensor in tensors)
+    size = human.size(manifest.total_bytes)
+    click.echo(f"state: {', '.join(keys) or 'none besides tensors'}\n")
+    print_table(
+        ("tensor", "dtype", "shape", "size>", "role"),
+        [
+            (
+                tensor["name"],
+                tensor["dtype"],
+                "x".join(map(str, tensor["shape"])) or "scalar",
+                human.size(tensor["bytes"]),
+                tensor["role"],
+            )
+            for tensor in tensors
+        ],
+        title=f"{human.count(len(tensors), 'tensor')}, {elements:,} elements, {size}",
+    )
