@@ -22,8 +22,8 @@ class Leaving:
 def how_to_leave(*, on_reclaim: str = "exit", exit_code: int = EXIT_RECLAIMED) -> Leaving:
     """Check the two options of the session and say what they mean.
 
-    143 is what a shell reports of a process that SIGTERM ended. Bare Python and Kubernetes take it as stopped,
-    not as finished (0) and not as broken (1).
+    143 is what a shell reports of a process that SIGTERM ended. Bare Python and Kubernetes take it as
+    stopped, not as finished (0) and not as broken (1).
 
     Args:
         on_reclaim: ``"exit"`` or ``"return"``.
