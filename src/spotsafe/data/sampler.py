@@ -1,0 +1,78 @@
+"""The order as a torch Sampler, for those who keep their own DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from spotsafe.data.order import Cursor, EpochOrder, OrderSpec
+from spotsafe.data.permutation import BLOCK
+
+
+class ResumableSampler(Sampler[int]):
+    """Yields the indices of one epoch, from any position at once, in O(1) memory.
+
+    `DataLoader(dataset, sampler=ResumableSampler(dataset), batch_size=32)` can be given to `run.steps`, which
+    keeps its position exactly. `ResumableDataLoader` adds what a sampler cannot do: random numbers per
+    sample, the epoch inside the workers, workers that outlive a signal to the process group.
+
+    Each `iter()` is the next epoch. `state_dict` counts what was drawn from the sampler: a DataLoader with
+    workers draws ahead, so outside of a session save it only between epochs.
+
+    Args:
+        data_source: the dataset, or anything with its length.
+        shuffle: in keyed random order.
+        seed: 0 <= seed < 2**64. The order is a function of it, of the epoch and of the length alone.
+        stream: tells apart orders that share a seed.
+    """
+
+    def __init__(self, data_source: Sized, *, shuffle: bool = True, seed: int = 0, stream: int = 0) -> None:
+        self._spec = OrderSpec(length=len(data_source), shuffle=shuffle, seed=seed, stream=stream)
+        self._cursor = Cursor()
+        self._drawn_from = False
+
+    @property
+    def order(self) -> OrderSpec:
+        """What the order depends on; its micro-batch is one sample."""
+        return self._spec
+
+    def start_at(self, cursor: Cursor) -> None:
+        """Let the next `iter()` begin at a position."""
+        self._cursor = cursor
+        self._drawn_from = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter()` begin this epoch; nothing changes if it would anyway. Never needed."""
+        if epoch != self._cursor.epoch or self._drawn_from:
+            self.start_at(Cursor(epoch=epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last index that was drawn."""
+        return dict(self._spec.state(self._cursor))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a position of `state_dict` with the next `iter()`.
+
+        Raises:
+            StateMismatch: it belongs to another order.
+        """
+        self.start_at(self._spec.cursor(state))
+
+    def __len__(self) -> int:
+        return self._spec.length
+
+    def __iter__(self) -> Iterator[int]:
+        if self._drawn_from:
+            self.start_at(self._spec.following(self._cursor))
+        return self._indices(self._cursor)
+
+    def _indices(self, cursor: Cursor) -> Iterator[int]:
+        order = EpochOrder(spec=self._spec, epoch=cursor.epoch)
+        for start in range(cursor.position, self._spec.length, BLOCK):
+            indices, _ = order.samples(start, min(start + BLOCK, self._spec.length))
+            for position, index in enumerate(indices, start=start + 1):
+                self._cursor, self._drawn_from = Cursor(epoch=cursor.epoch, position=position), True
+                yield index
+        self.start_at(self._spec.following(cursor))
