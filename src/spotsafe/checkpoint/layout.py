@@ -76,6 +76,11 @@ def is_file_name(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
 
 
+def is_data_file(name: str) -> bool:
+    """Whether `name` is a data file's name of the format."""
+    return is_file_name(name) and name.startswith("data-")
+
+
 def data_file(rank: int, number: int) -> str:
     """Name of the `number`-th data file of a rank."""
     return f"data-{rank:05d}-{number:03d}.safetensors"

@@ -1,14 +1,31 @@
-"""The manifest: the small file that is published last and makes a checkpoint exist."""
+"""The manifest: the small file that is published last and makes a checkpoint exist.
+
+As bytes it is sealed by its own digest (see `sealed`), which is compared before anything else is looked at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from spotsafe.checkpoint.layout import CheckpointName
+import msgspec
 
-FORMAT = 1
+from spotsafe.checkpoint import sealed
+from spotsafe.checkpoint.layout import MANIFEST, CheckpointName, index_file, is_file_name
+from spotsafe.checkpoint.versions import VERSION, check_version, unsupported
+from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
+
 MAX_BYTES = 1 << 20
+"""What ``manifest.json`` may have at most, in bytes."""
+MARKER_STATES = frozenset({"abandoned", "retired"})
+
+_NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_INT = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +85,118 @@ class Marker:
     """``abandoned`` (never published; decided by gc) or ``retired`` (withdrawn by retention)."""
     in_use: tuple[str, ...] = ()
     """Files of it that later checkpoints still refer to."""
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of ``manifest.json`` for a published checkpoint.
+
+    Raises:
+        ValueError: a manifest that `decode` would refuse, or that is larger than a manifest may be.
+    """
+    members = {
+        **VERSION,
+        **msgspec.to_builtins(manifest),
+        "metrics": {name: _encode_metric(value) for name, value in manifest.metrics.items()},
+    }
+    return _seal(members, check=lambda found: _manifest(found, expected=manifest.name))
+
+
+def encode_marker(marker: Marker) -> bytes:
+    """The bytes of ``manifest.json`` for a checkpoint that is not there (any more).
+
+    Raises:
+        ValueError: a marker that `decode` would refuse.
+    """
+    if marker.state not in MARKER_STATES:
+        raise ValueError(f"unknown state {marker.state!r}")
+    return _seal({**VERSION, **msgspec.to_builtins(marker)}, check=_marker)
+
+
+def decode(data: bytes, *, expected: CheckpointName) -> Manifest | Marker:
+    """What the bytes of ``manifest.json`` in the folder of `expected` say.
+
+    The own digest is compared first, then format and requirements, then every member.
+
+    Raises:
+        DamagedCheckpoint: the bytes are not what was published, or belong to another checkpoint.
+        UnsupportedFormat: intact, but written by a newer spotsafe.
+    """
+    try:
+        found = sealed.unseal(data, max_bytes=MAX_BYTES)
+        members = check_version(found, file=expected.manifest, checkpoint=str(expected))
+        if "state" not in members:
+            return _manifest(members, expected=expected)
+        marker = _marker(members)
+    except UnsupportedFormat:
+        raise
+    except ValueError as error:  # msgspec.ValidationError is one
+        raise DamagedCheckpoint(checkpoint=str(expected), file=MANIFEST, reason=str(error)) from error
+    if marker.state not in MARKER_STATES:
+        raise unsupported([f"state {marker.state}"], file=expected.manifest, checkpoint=str(expected))
+    return marker
+
+
+def _seal(members: Mapping[str, Any], *, check: Callable[[dict[str, Any]], object]) -> bytes:
+    data = sealed.seal(members)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"a manifest of {len(data)} bytes, more than {MAX_BYTES}: fewer or shorter metrics")
+    check(sealed.unseal(data, max_bytes=MAX_BYTES))
+    return data
+
+
+def _marker(members: Mapping[str, Any]) -> Marker:
+    marker = msgspec.convert(members, Marker)
+    _ensure(all(map(is_file_name, marker.in_use)), "names in in_use that are no file names")
+    return marker
+
+
+def _manifest(members: Mapping[str, Any], *, expected: CheckpointName) -> Manifest:
+    missing = [item.name for item in dataclasses.fields(Manifest) if item.name not in members]
+    _ensure(not missing, f"lacks {', '.join(missing)}")
+    metrics = members["metrics"]
+    _ensure(type(metrics) is dict, "metrics is no object")
+    decoded = {name: _decode_metric(name, value) for name, value in metrics.items()}
+    manifest = msgspec.convert({**members, "metrics": decoded}, Manifest)
+    _ensure(manifest.name == expected, f"belongs to {manifest.name}")
+    _check_identity(manifest)
+    _check_parts(manifest.parts, world_size=manifest.world_size)
+    return manifest
+
+
+def _check_identity(manifest: Manifest) -> None:
+    name, parent = manifest.name, manifest.parent
+    _ensure(CheckpointName.parse(str(name)) == name, f"{name} is no checkpoint's name")
+    _ensure(max(name.attempt, name.step, name.save) <= _MAX_INT, f"{name} has a number out of range")
+    _ensure(parent is None or CheckpointName.parse(parent) is not None, "its parent is no checkpoint's name")
+    _ensure(bool(manifest.run), "has no run")
+    _ensure(math.isfinite(manifest.created), "its time is not finite")
+    _ensure(1 <= manifest.world_size <= _MAX_INT, f"a world of {manifest.world_size}")
+    _ensure(0 <= manifest.total_bytes <= _MAX_INT, f"{manifest.total_bytes} bytes of data")
+
+
+def _check_parts(parts: tuple[Part, ...], *, world_size: int) -> None:
+    _ensure(len({part.rank for part in parts}) == len(parts), "two parts of one rank")
+    for part in parts:
+        _ensure(0 <= part.rank < world_size, f"a part of rank {part.rank}, but world_size is {world_size}")
+        _ensure(part.file == index_file(part.rank), f"rank {part.rank}'s index is named {part.file!r}")
+        _ensure(0 < part.size <= _MAX_INT, f"{part.file} has {part.size} bytes")
+        _ensure(_SHA256.fullmatch(part.sha256) is not None, f"{part.file} has no proper SHA-256")
+
+
+def _encode_metric(value: float) -> Any:
+    number = float(value)
+    return number if math.isfinite(number) else {"$": "float", "value": str(number)}
+
+
+def _decode_metric(name: str, node: Any) -> float:
+    if type(node) is float:
+        return node
+    value = node.get("value") if type(node) is dict and node.get("$") == "float" else None
+    if type(value) is str and value in _NONFINITE:
+        return _NONFINITE[value]
+    raise ValueError(f"metric {name!r} is no number")
+
+
+def _ensure(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)

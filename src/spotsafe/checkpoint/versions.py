@@ -1,0 +1,51 @@
+"""Which format a file is in, and whether this code may believe that it understands it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from spotsafe.errors import UnsupportedFormat
+
+FORMAT = 1
+"""Version of the on-disk format that this code writes, and the highest that it reads."""
+VERSION: Mapping[str, Any] = MappingProxyType({"format": FORMAT, "requires": []})
+"""The members that every document of this version has."""
+
+
+def check_version(members: object, *, file: str, checkpoint: str) -> dict[str, Any]:
+    """The members of a document, if this code understands them.
+
+    Args:
+        members: the parsed document.
+        file: its path, for the error.
+        checkpoint: the checkpoint's name, for the error.
+
+    Raises:
+        UnsupportedFormat: a higher format, or a requirement; version 1 knows none.
+        ValueError: no format at all.
+    """
+    if type(members) is not dict:
+        raise ValueError("not a JSON object")
+    version, requires = members.get("format"), members.get("requires")
+    if type(version) is not int or version < 1:
+        raise ValueError("has no format number")
+    if type(requires) is not list or any(type(item) is not str for item in requires):
+        raise ValueError("has no list of requirements")
+    if version > FORMAT or requires:
+        raise unsupported([f"format {version}", *requires], file=file, checkpoint=checkpoint)
+    return members
+
+
+def unsupported(found: Sequence[str], *, file: str, checkpoint: str) -> UnsupportedFormat:
+    """The error about a file that says something this version does not know.
+
+    Args:
+        found: what it says.
+        file: its path.
+        checkpoint: the checkpoint's name.
+    """
+    words = ", ".join(word[:40] for word in found[:10])
+    message = f"{file} was written by a newer spotsafe ({words}); upgrade spotsafe to use it"
+    return UnsupportedFormat(message, checkpoint=checkpoint, found=words)
