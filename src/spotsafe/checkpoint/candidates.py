@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from spotsafe.checkpoint import manifest as manifest_format
-from spotsafe.checkpoint.index import Index, decode_index
 from spotsafe.checkpoint.layout import (
     ATTEMPTS,
     CHECKPOINTS,
@@ -30,6 +30,9 @@ from spotsafe.errors import (
     UnsupportedFormat,
 )
 from spotsafe.storage.store import Entry, Store
+
+if TYPE_CHECKING:
+    from spotsafe.checkpoint.index import Index
 
 _READERS = 8
 """Manifests read at the same time; a remote store answers each in some tens of milliseconds."""
@@ -204,6 +207,9 @@ def _read_once(store: Store, name: CheckpointName) -> Candidate:
 
 
 def _read_index_once(store: Store, candidate: Candidate, part: Part) -> Index:
+    # It brings numpy, a tenth of a second that a mere listing should not pay.
+    from spotsafe.checkpoint.index import decode_index  # noqa: PLC0415
+
     name = candidate.name
     data = _read_whole(store, name, part.file, limit=part.size)
     if len(data) != part.size:

@@ -12,8 +12,6 @@ import math
 import re
 from typing import Any, NoReturn
 
-import numpy as np
-
 MAX_DEPTH = 512
 """Nested arrays and objects that a document may have."""
 
@@ -41,7 +39,7 @@ def parse(data: bytes) -> Any:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from None
-    if _depth(data) > MAX_DEPTH:
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
     try:
         value = _DECODER.decode(text)
@@ -82,6 +80,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse
 
 def _depth(data: bytes) -> int:
     """Deepest nesting of brackets outside strings; exact for JSON, any number for what is not."""
+    import numpy as np  # noqa: PLC0415 - a tenth of a second that small documents, as `ls` reads, need not pay
+
     unescaped = data.replace(b"\\\\", b"  ").replace(b'\\"', b"  ") if b"\\" in data else data
     deepest = level = 0
     in_string = np.uint8(0)
