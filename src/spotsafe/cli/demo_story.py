@@ -24,7 +24,6 @@ from spotsafe.storage.store import Store
 
 KILLED = -9
 """Exit status, as `subprocess` reports it, of a process that SIGKILL ended."""
-ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 
 
 class Audience(Protocol):
@@ -143,12 +142,10 @@ def _told_by_the_cloud(plan: Plan, audience: Audience, store: Store) -> Attempt:
 
     what = "notice from AWS"
     with FakeAwsMetadata() as cloud:
-        extra = {ENDPOINT: cloud.endpoint}
-        with _started(
-            plan, audience, name="attempt-1", text=f"start, then a {what}", extra=extra
-        ) as training:
+        text = f"start, then a {what}"
+        with _started(plan, audience, name="attempt-1", text=text, extra=cloud.environ) as training:
             training.wait_for_step(plan.notice_step)
-            cloud.interrupt()
+            cloud.notice("terminate", in_seconds=120)
             status = training.wait_for_end()
     newest = resolve(store).manifest
     assert newest is not None, "`resolve` answers only published checkpoints"
