@@ -77,8 +77,7 @@ class Index:
     state: Mapping[str, Any] = field(default_factory=dict)
     """Tracked name -> its state in typed JSON; tensors in it are references to names of `tensors`."""
     session: Any = None
-    """The session's own state in typed JSON: positions of the loops, RNG, values, the sets of nonfinite
-    names."""
+    """The session's own state in typed JSON: positions of the loops, RNG, values, names of the nonfinite."""
 
 
 class _Document(msgspec.Struct, kw_only=True):
@@ -97,9 +96,11 @@ def encode_index(index: Index) -> bytes:
     """The bytes of an index file. Its digest and size go into the manifest.
 
     Raises:
-        ValueError: state that is not typed JSON (NaN as a bare number, a lone surrogate), or too large an
-        index. TypeError: state that holds a value JSON has no form for.
+        ValueError: an index that contradicts itself, state that is not typed JSON (NaN as a bare number, a lone
+            surrogate), or too large an index.
+        TypeError: state that holds a value JSON has no form for.
     """
+    _check(index, complete=False)
     members = {
         **VERSION,
         "rank": index.rank,
@@ -119,16 +120,15 @@ def encode_index(index: Index) -> bytes:
 def decode_index(data: bytes, *, checkpoint: str, file: str, complete: bool = True) -> Index:
     """What an index file says, checked against itself.
 
-    The caller has compared the bytes with the size and SHA-256 in the manifest; what is checked here is that
-    the content makes sense, so that no reader has to.
+    The caller has compared the bytes with the size and SHA-256 in the manifest; here it is checked that the
+    content makes sense, so that no reader has to.
 
     Args:
         data: the whole file.
         checkpoint: the checkpoint's name, for the error.
         file: the index's name, for the error.
-        complete: whether the slices must cover every tensor, as they do when one rank wrote everything.
-        Otherwise
-            they must not overlap, and `check_tiling` judges all ranks together.
+        complete: whether the slices must cover every tensor exactly once, as they do when one rank wrote
+            everything. Otherwise `tiling_problem` judges all ranks together.
 
     Raises:
         DamagedCheckpoint: it is no index, or contradicts itself.
@@ -142,9 +142,7 @@ def decode_index(data: bytes, *, checkpoint: str, file: str, complete: bool = Tr
         index, unknown = _convert(members)
         if unknown:
             raise unsupported(unknown, file=path, checkpoint=checkpoint)
-        _check_files(index)
-        _check_tensors(index, complete=complete)
-        _check_references(index)
+        _check(index, complete=complete)
     except UnsupportedFormat:
         raise
     except ValueError as error:  # msgspec.ValidationError is one
@@ -180,10 +178,16 @@ def _convert(members: dict[str, Any]) -> tuple[Index, list[str]]:
         state=document.state,
         session=document.session,
     )
-    words = {f"dtype {tensor.dtype}" for tensor in index.tensors if dtypes.find(tensor.dtype) is None}
-    words |= {f"role {tensor.role}" for tensor in index.tensors if tensor.role not in ROLES}
+    words = {f"dtype {name}" for name in {tensor.dtype for tensor in index.tensors} - dtypes.DTYPES.keys()}
+    words |= {f"role {name}" for name in {tensor.role for tensor in index.tensors} - set(ROLES)}
     words |= {f"digests {document.algorithm}"} - {f"digests {ALGORITHM}"}
     return index, sorted(words)
+
+
+def _check(index: Index, *, complete: bool) -> None:
+    _check_files(index)
+    _check_tensors(index, complete=complete)
+    _check_references(index)
 
 
 def _check_files(index: Index) -> None:
@@ -208,9 +212,7 @@ def _check_tensors(index: Index, *, complete: bool) -> None:
     sizes = {entry.name: entry.size for entry in index.files}
     extents: dict[str, list[tuple[int, int]]] = {entry.name: [] for entry in index.files}
     for tensor in index.tensors:
-        fault = _tensor_fault(tensor, sizes=sizes)
-        if fault is None and complete:
-            fault = tiling_fault(tensor.shape, [(piece.offsets, piece.lengths) for piece in tensor.slices])
+        fault = _tensor_fault(tensor, sizes=sizes, complete=complete)
         if fault is not None:
             raise ValueError(f"{tensor.name[:200]!r}: {fault}")
         for piece in tensor.slices:
@@ -219,20 +221,40 @@ def _check_tensors(index: Index, *, complete: bool) -> None:
         _check_disjoint(name, spans)
 
 
-def _tensor_fault(tensor: TensorEntry, *, sizes: Mapping[str, int]) -> str | None:
-    item_bytes = dtypes.DTYPES[tensor.dtype].item_bytes
+def _tensor_fault(tensor: TensorEntry, *, sizes: Mapping[str, int], complete: bool) -> str | None:
     if len(tensor.shape) > _MAX_DIMENSIONS or any(not 0 <= size <= _MAX_INT for size in tensor.shape):
         return "a shape out of range"
+    info = dtypes.find(tensor.dtype)
+    if info is None or tensor.role not in ROLES:
+        return f"unknown dtype {tensor.dtype!r} or role {tensor.role!r}"
+    fault = None if _is_whole(tensor) else _boxes_fault(tensor, complete=complete)
     for piece in tensor.slices:
-        fault = box_fault(tensor.shape, piece.offsets, piece.lengths)
-        if fault is not None:
-            return fault
-        if piece.nbytes != math.prod(piece.lengths) * item_bytes:
-            return f"a slice of {piece.nbytes} bytes, which is not what its lengths make"
-        if piece.file not in sizes:
-            return f"lies in a file {piece.file[:80]!r} that is not listed"
-        if piece.start < 0 or piece.start + piece.nbytes > sizes[piece.file]:
-            return f"reaches outside {piece.file}"
+        fault = fault or _place_fault(piece, item_bytes=info.item_bytes, sizes=sizes)
+    return fault
+
+
+def _is_whole(tensor: TensorEntry) -> bool:
+    """Whether its only slice is all of it, as of nearly every tensor: no need for geometry."""
+    if len(tensor.slices) != 1:
+        return False
+    only = tensor.slices[0]
+    return only.lengths == tensor.shape and len(only.offsets) == len(tensor.shape) and not any(only.offsets)
+
+
+def _boxes_fault(tensor: TensorEntry, *, complete: bool) -> str | None:
+    boxes = [(piece.offsets, piece.lengths) for piece in tensor.slices]
+    faults = (box_fault(tensor.shape, offsets, lengths) for offsets, lengths in boxes)
+    fault = next((fault for fault in faults if fault is not None), None)
+    return tiling_fault(tensor.shape, boxes) if fault is None and complete else fault
+
+
+def _place_fault(piece: Slice, *, item_bytes: int, sizes: Mapping[str, int]) -> str | None:
+    if piece.nbytes != math.prod(piece.lengths) * item_bytes:
+        return f"a slice of {piece.nbytes} bytes, which is not what its lengths make"
+    if piece.file not in sizes:
+        return f"lies in a file {piece.file[:80]!r} that is not listed"
+    if piece.start < 0 or piece.start + piece.nbytes > sizes[piece.file]:
+        return f"reaches outside {piece.file}"
     return None
 
 

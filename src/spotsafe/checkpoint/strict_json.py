@@ -23,10 +23,13 @@ def dump(value: object) -> bytes:
     """The JSON of `value` without spaces, as UTF-8; members keep their order.
 
     Raises:
-        ValueError: a NaN or infinity, a lone surrogate, a cycle.
+        ValueError: a NaN or infinity, a lone surrogate, a cycle, too deep a nesting.
         TypeError: a value that JSON has no form for.
     """
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    if _depth(data) > MAX_DEPTH:
+        raise ValueError(f"nested deeper than {MAX_DEPTH}")
+    return data
 
 
 def parse(data: bytes) -> Any:

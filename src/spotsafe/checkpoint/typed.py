@@ -26,7 +26,7 @@ def _no_leaf(_value: object, _path: str) -> None:
     return None
 
 
-def _no_tag(_node: Mapping[str, Any], _live: object, _path: str) -> object:
+def _no_tag(_node: Mapping[str, Any], _live: object) -> object:
     return NotImplemented
 
 
@@ -36,13 +36,11 @@ def encode(value: object, *, path: str, leaf: typed_encode.Leaf = _no_leaf) -> A
     Args:
         value: a tree of values. Nothing in the result is shared with it.
         path: where the tree is, such as ``scheduler``: the beginning of every path in errors and for `leaf`.
-        leaf: called with every value of a class that is not Python's own, and its path. Returns its node, or
-        None
-            if it does not know it either. A node of its own has a tag that is not one of ours.
+        leaf: called with every value of a class that is not Python's own, and its path. Returns its node,
+            or None if it does not know it either. A node of its own has a tag that is not one of ours.
 
     Raises:
-        UnsupportedState: a value that cannot be saved, a cycle, or too deep or too large a tree; names the
-        path.
+        UnsupportedState: a value that cannot be saved, a cycle, too deep or too large a tree; names the path.
     """
     return typed_encode.Encoder(path=path, leaf=leaf).encode(value)
 
@@ -61,17 +59,13 @@ def decode(
 
     Args:
         node: what `strict_json.parse` made of a document; may be hostile.
-        leaf: called with every node whose tag is not one of ours (a tensor reference too), the live value at
-        its
-            place (or MISSING) and its path. Returns the value, or NotImplemented for a tag that it does not
-            know.
-        live: the program's present value at the same place; gives classes of Enums, dataclasses and
-        namedtuples
-            and the factories of defaultdicts. Never changed.
+        leaf: called with every node whose tag is not one of ours (a tensor reference too) and the live value at
+            its place (or MISSING). Returns the value, or NotImplemented for a tag that it does not know.
+        live: the program's present value at the same place; gives the classes of Enums, dataclasses and
+            namedtuples and the factories of defaultdicts. Never changed.
         path: where the tree is; the beginning of every path.
         lenient: give an `Unbound` for an Enum or dataclass without a live counterpart instead of an error;
-        for
-            looking at a checkpoint without its program.
+            for looking at a checkpoint without its program.
         checkpoint: the checkpoint's name, for errors.
         file: the file's name, for errors.
 

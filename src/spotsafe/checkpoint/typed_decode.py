@@ -13,9 +13,8 @@ from spotsafe.checkpoint.typed_scalars import DECODERS, TAG, member
 from spotsafe.checkpoint.typed_values import MAX_DEPTH, MISSING, Unbound, class_name, key_text
 from spotsafe.errors import DamagedCheckpoint, StateMismatch, UnsupportedFormat
 
-Leaf = Callable[[Mapping[str, Any], object, str], object]
-"""``leaf(node, live, path)``: the value of a tag that this module does not know; NotImplemented if
-unknown."""
+Leaf = Callable[[Mapping[str, Any], object], object]
+"""``leaf(node, live)``: the value of a tag that this module does not know, or NotImplemented."""
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
 
@@ -62,7 +61,7 @@ class Decoder:
             raise
         except (ValueError, TypeError, ArithmeticError) as error:
             self._damaged(str(error), cause=error)
-        value = self._leaf(node, live, self._path())
+        value = self._leaf(node, live)
         if value is NotImplemented:
             where = f"{self._checkpoint}/{self._file}" if self._checkpoint else "the checkpoint"
             raise UnsupportedFormat(
@@ -200,7 +199,7 @@ class Decoder:
         try:
             found = kind(name) if is_flag else kind.__members__[name]
         except (KeyError, ValueError):
-            self._mismatch(f"{node['class']} has no member {name!r} any more")
+            raise self._mismatch(f"{node['class']} has no member {name!r} any more") from None
         return found
 
     def to_dataclass(self, node: Mapping[str, Any], live: object) -> Any:
@@ -217,7 +216,9 @@ class Decoder:
         expected = {field.name for field in dataclasses.fields(kind)}
         if expected != set(fields):
             differing = ", ".join(sorted(expected ^ set(fields)))
-            self._mismatch(f"fields of {node['class']} differ between checkpoint and program: {differing}")
+            raise self._mismatch(
+                f"fields of {node['class']} differ between checkpoint and program: {differing}"
+            )
         instance = object.__new__(kind)
         for name, value in fields.items():
             object.__setattr__(instance, name, value)
@@ -230,14 +231,14 @@ class Decoder:
         if self._lenient:
             return None
         found = "nothing" if live is MISSING else f"a {class_name(live)}"
-        self._mismatch(
+        raise self._mismatch(
             f"the checkpoint holds a value of class {saved[:200]}, the program {found}. Classes are never "
             "imported by name: have such a value there before the restore, or save it as plain values"
         )
 
-    def _mismatch(self, problem: str) -> NoReturn:
+    def _mismatch(self, problem: str) -> StateMismatch:
         line = f"{self._path()}: {problem}"
-        raise StateMismatch(line, problems=[line])
+        return StateMismatch(line, problems=[line])
 
 
 _CONTAINERS: Mapping[str, Callable[[Decoder, Mapping[str, Any], object], Any]] = {

@@ -17,8 +17,7 @@ from spotsafe.checkpoint.typed_values import MAX_DEPTH, MAX_VALUES, TensorRef, c
 from spotsafe.errors import UnsupportedState
 
 Leaf = Callable[[object, str], Any]
-"""``leaf(value, path)``: the node of a value that this module does not know, or None if the caller neither
-does."""
+"""``leaf(value, path)``: the node of a value that this module does not know, or None."""
 
 _WAY_OUT = "Give the object that owns it state_dict/load_state_dict, or track a (get, set) pair of callables."
 _BUILTIN = (str, bytes, bytearray, int, float, complex, tuple, list, dict, set, frozenset, deque)

@@ -9,8 +9,7 @@ from typing import Any, Final
 from spotsafe.checkpoint.typed_scalars import TAG
 
 MAX_DEPTH = 128
-"""Containers inside each other. A level takes up to three of JSON's, which `strict_json.MAX_DEPTH` allows
-for."""
+"""Containers inside each other. Each takes up to three levels of JSON, which `strict_json` allows for."""
 MAX_VALUES = 10_000_000
 """Values of one tree at encoding; decoding is bounded by the size of the file."""
 
