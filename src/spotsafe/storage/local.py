@@ -107,6 +107,7 @@ class LocalStore:
         """Create a small object if there is none; true if the object there now is this one.
 
         Raises:
+            StorageExists: there is a folder of that name.
             StorageUnavailable: what was in the way kept vanishing.
             StorageError: see `spotsafe.storage.failures`.
         """
@@ -115,7 +116,8 @@ class LocalStore:
                 if self._commit(path, memoryview(data), place=place_new):
                     return True
             except StorageExists:
-                pass
+                if os.path.isdir(self._full(path)):
+                    raise
             with suppress(StorageNotFound):
                 return self._holds(path, data)
         raise StorageUnavailable(
