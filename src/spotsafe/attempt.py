@@ -1,0 +1,313 @@
+"""One attempt of a run, from the first look at the store to the last byte of the ledger.
+
+Starts everything in an order in which a failure leaves nothing behind, and ends it so that the way out of the block
+is always the one that matters most: the body's own exception, else the reclaim, else what failed in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotsafe import events as ev
+from spotsafe.activity import Activity
+from spotsafe.errors import Reclaimed, RestartLoop, SaveFailed, SpotsafeError, StateMismatch, Superseded
+from spotsafe.events import Event, Fanout
+from spotsafe.identity import Identity
+from spotsafe.ledger.record import Ledger
+from spotsafe.loops import Loops
+from spotsafe.opening import Opened, open_attempt
+from spotsafe.options import Options
+from spotsafe.positions import Positions
+from spotsafe.reclaim.children import child_deaths_deferred
+from spotsafe.reclaim.detect import detect
+from spotsafe.reclaim.signals import SignalWatch
+from spotsafe.reclaim.watcher import Watch
+from spotsafe.safepoint import SafePoints
+from spotsafe.saver import Lineage, Saver
+from spotsafe.storage.store import Store
+from spotsafe.tensors.rng import RngSnapshot
+from spotsafe.tracking import Tracker
+from spotsafe.writer.thread import WriterThread
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionState:
+    """What the session itself keeps in a checkpoint."""
+
+    positions: Positions
+    rng: RngSnapshot | None
+    values: Mapping[str, Any]
+    nonfinite: frozenset[str]
+
+    @staticmethod
+    def read(state: Any) -> SessionState:
+        """Decode the plain values of a checkpoint's session member.
+
+        Raises:
+            StateMismatch: they are not what a session writes.
+        """
+        try:
+            return SessionState(
+                positions=Positions.from_state(state["positions"]),
+                rng=RngSnapshot.from_state(state["rng"]),
+                values=dict(state["values"]),
+                nonfinite=frozenset(state["nonfinite"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatch(f"the checkpoint's session state cannot be read: {error!r}") from error
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """The running parts of one attempt. Made by `begin`."""
+
+    opened: Opened
+    loops: Loops
+    points: SafePoints
+    saver: Saver
+    watch: Watch
+    fanout: Fanout
+    options: Options
+    outcome: str = "left"
+    code: int | None = None
+    _cleanup: ExitStack = field(default_factory=ExitStack)
+
+    # -- begin -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def begin(
+        store: Store,
+        *,
+        options: Options,
+        identity: Identity,
+        tracker: Tracker,
+        values: dict[str, Any],
+        fanout: Fanout,
+    ) -> Attempt:
+        """Watch, claim, restore; `values` is filled in place.
+
+        Raises:
+            SpotsafeError: see `open_attempt`; nothing keeps running then.
+        """
+        entered_at = options.clock.monotonic()
+        with ExitStack() as stack:
+            watch = _start_watch(options, fanout, stack)
+            opened = open_attempt(
+                store, options=options, identity=identity, tracker=tracker, emit=fanout.emit
+            )
+            ledger = Ledger(store, opened.record.attempt, clock=options.clock)
+            fanout.add(ledger)
+            stack.callback(ledger.close)
+            state = _restore(store, opened, options=options, tracker=tracker, emit=fanout.emit)
+            values.update(state.values)
+            writer = WriterThread(store, emit=fanout.emit, clock=options.clock)
+            stack.callback(writer.close)
+            activity = Activity()
+            activity.start()
+            stack.callback(activity.close)
+            saver = Saver(
+                tracker=tracker,
+                writer=writer,
+                policy=options.policy,
+                keep=options.keep,
+                identity=identity,
+                lineage=Lineage.of(opened, nonfinite=state.nonfinite),
+                clock=options.clock,
+                emit=fanout.emit,
+                last_step=state.positions.total,
+            )
+            points = SafePoints(
+                tracker=tracker,
+                saver=saver,
+                watch=watch,
+                positions=state.positions,
+                activity=activity,
+                clock=options.clock,
+                emit=fanout.emit,
+                values=values,
+                restored_rng=state.rng,
+                on_reclaim=options.on_reclaim,
+                exit_code=options.exit_code,
+                drain_timeout_s=options.drain_timeout.total_seconds(),
+                entered_at=entered_at,
+            )
+            loops = Loops(
+                engine=points,
+                positions=state.positions,
+                activity=activity,
+                modules=lambda: list(tracker.modules),
+                on_stop=lambda loop, reason: fanout.emit(
+                    ev.LoopStopped(loop=loop, step=state.positions.total, reason=reason)
+                ),
+            )
+            attempt = Attempt(
+                opened=opened,
+                loops=loops,
+                points=points,
+                saver=saver,
+                watch=watch,
+                fanout=fanout,
+                options=options,
+            )
+            fanout.emit(attempt._started(store.url))
+            attempt._cleanup = stack.pop_all()
+            return attempt
+
+    # -- in between --------------------------------------------------------------------------------------------
+
+    def tracked_more(self) -> None:
+        """`run.track` was called."""
+        self.points.activity.track(self.points.tracker.optimizers)
+
+    def save(self, metrics: Mapping[str, float]) -> None:
+        """Save at the next safe point; outside a loop the present is one, unless a body was left in the middle."""
+        if self.points.leaving:
+            return  # the final save is made; what came after it is repeated after the resume
+        self.points.ask(metrics)
+        if not self.loops.active:
+            with child_deaths_deferred():
+                self.points.save_asked(whole=not self.loops.body_open)
+
+    def wait(self) -> None:
+        """See `Run.wait`."""
+        self._drain_and_raise()
+
+    # -- end ---------------------------------------------------------------------------------------------------
+
+    def leave(self, error: BaseException | None) -> None:
+        """Save what the way out allows and wait for what is in flight.
+
+        Raises:
+            Reclaimed: a notice is pending and the run is not finished.
+            Superseded: a newer attempt exists, and the block ended cleanly.
+            SaveFailed: saves failed, and the block ended cleanly.
+        """
+        with child_deaths_deferred():
+            if error is None:
+                self._leave_cleanly()
+            elif self.watch.notice is not None and isinstance(error, Exception):
+                self._leave_reclaimed(error)
+            else:
+                self._leave_with(error)
+
+    def close(self) -> None:
+        """Stop all threads and hand back handlers and hooks; report the end."""
+        self.fanout.emit(
+            ev.RunEnded(
+                step=self.loops.positions.total,
+                outcome=self.outcome,
+                code=self.code,
+                newest=self.saver.newest,
+            )
+        )
+        self._cleanup.close()
+
+    def _leave_cleanly(self) -> None:
+        self._give_up_as("failed", None)  # until the end says otherwise
+        notice = self.watch.notice
+        if self.points.leaving:
+            self._drain_and_raise()
+            self._give_up_as("reclaimed", None)
+            return
+        self.loops.judge_if_nothing_ran()
+        finished = self.loops.all_ended
+        if finished:
+            self.points.save_end()
+        else:
+            self.points.save_left()
+        self._drain_and_raise()
+        if not finished and notice is not None and self.options.on_reclaim == "exit":
+            self._give_up_as("reclaimed", self.options.exit_code)
+            raise self.points.reclaimed(notice)
+        self._give_up_as("finished" if finished else "left", None)
+
+    def _leave_reclaimed(self, error: Exception) -> None:
+        """Any error while a notice is pending - a dead worker, a broken pipe - means: the machine goes."""
+        notice = self.watch.notice
+        assert notice is not None, "left as reclaimed without a notice"
+        self._give_up_as("reclaimed", self.options.exit_code)
+        self._drain_and_log()
+        if self.options.on_reclaim == "exit":
+            raise self.points.reclaimed(notice) from error
+
+    def _leave_with(self, error: BaseException) -> None:
+        """The body's own exception goes on; what is in flight is finished first."""
+        if isinstance(error, Reclaimed):
+            self._give_up_as("reclaimed", self.options.exit_code)
+        elif isinstance(error, Superseded):
+            self._give_up_as("superseded", None)
+        elif isinstance(error, KeyboardInterrupt):
+            self._give_up_as("interrupted", None)
+        else:
+            self._give_up_as("failed", None)
+        self._drain_and_log()
+
+    def _drain_and_raise(self) -> None:
+        drained = self.points.drain()
+        try:
+            self.saver.poll()
+            self.saver.raise_failures()
+        except Superseded:
+            self._give_up_as("superseded", None)
+            raise
+        if not drained:
+            raise SaveFailed(
+                f"the last save was still being written after {self.options.drain_timeout}; "
+                f"the newest checkpoint is {self.saver.newest or 'none'}. A larger drain_timeout= waits longer."
+            )
+
+    def _drain_and_log(self) -> None:
+        drained = self.points.drain()
+        try:
+            self.saver.poll()
+            self.saver.raise_failures()
+        except (SpotsafeError, SystemExit) as error:
+            _log.error("while leaving: %s", error)
+        if not drained:
+            _log.error("the last save was not finished in time; newest checkpoint: %s", self.saver.newest)
+
+    def _give_up_as(self, outcome: str, code: int | None) -> None:
+        self.outcome, self.code = outcome, code
+
+    def _started(self, url: str) -> Event:
+        choice = self.opened.choice
+        manifest = None if choice is None else choice.candidate.manifest
+        return ev.RunStarted(
+            url=url,
+            run=self.opened.record.run,
+            attempt=self.opened.record.attempt,
+            step=self.loops.positions.total,
+            resumed_from=self.saver.lineage.resumed_from,
+            age_s=None if manifest is None else self.options.clock.wall() - manifest.created,
+            watching=self.watch.sources,
+        )
+
+
+def _start_watch(options: Options, fanout: Fanout, stack: ExitStack) -> Watch:
+    grace_s = None if options.grace is None else options.grace.total_seconds()
+    watch = Watch(detect(options.watch), emit=fanout.emit, clock=options.clock, grace_s=grace_s)
+    signals = SignalWatch(report=watch.report, emit=fanout.emit, clock=options.clock, grace_s=grace_s)
+    signals.install()
+    stack.callback(signals.uninstall)
+    for name in signals.sources:
+        watch.add_source(name)
+    watch.start()
+    stack.callback(watch.stop)
+    return watch
+
+
+def _restore(
+    store: Store,
+    opened: Opened,
+    *,
+    options: Options,
+    tracker: Tracker,
+    emit: Callable[[Event], None],
+) -> SessionState:
+    raise NotImplementedError

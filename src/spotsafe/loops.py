@@ -1,0 +1,393 @@
+"""The loop forms: `steps`, `epochs`, `range`, `safe_point`, `interruptible`.
+
+The end of a loop body is a safe point, and one committed body is one step. A generator learns of the end of a body
+in two ways: the next request (the body ended), or `GeneratorExit` (``break``, ``return``, ``islice``, or an
+exception on its way out). `CommitRule` in `positions` decides about the second; this file only asks it.
+
+What a safe point does - saving, stopping - is the run's business, behind the `Engine` protocol.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from spotsafe.activity import Activity, FirstBody, GradientMark, called_by_generator
+from spotsafe.data.feed import Feed
+from spotsafe.errors import LookAhead, RunError
+from spotsafe.positions import MANUAL, CommitRule, Position, Positions
+
+T = TypeVar("T")
+
+
+class Engine(Protocol):
+    """What the loops ask of the run."""
+
+    def before_first_body(self) -> None:
+        """The program has set itself up: judge what is tracked."""
+        ...
+
+    def restore_rng(self) -> None:
+        """Set all random number generators to where they were at the restored safe point."""
+        ...
+
+    def random_numbers_drawn(self) -> bool:
+        """Whether a random number was drawn since the last safe point (or the start)."""
+        ...
+
+    def before_unsafe_commit(self) -> None:
+        """Positions are about to move although the state is no safe point: gradients were only accumulated."""
+        ...
+
+    def mark_safe(self) -> None:
+        """Remember this moment as the last safe point."""
+        ...
+
+    def at_safe_point(self, *, epoch_ended: bool) -> None:
+        """Save, or leave. May raise `Reclaimed`, `Superseded`, `SaveFailed`."""
+        ...
+
+    def at_interruption(self) -> None:
+        """A notice came inside a long phase: save what is still whole or publish the newest staged; leave."""
+        ...
+
+    @property
+    def notice_pending(self) -> bool:
+        """Whether a reclaim has been announced."""
+        ...
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the loops must end now, without another commit (``on_reclaim="return"``)."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Loop:
+    """A loop that is running in this process."""
+
+    name: str
+    position: Position
+    kind: str = ""
+    limit: int | None = None
+    enclosing: Loop | None = None
+    feed: Feed | None = None
+    rule: CommitRule = field(default_factory=CommitRule)
+    stop_reason: str | None = None
+    ended: bool = False
+    """It came to its end, or was stopped; not left by a break."""
+    stepped_inside: set[int] = field(default_factory=set)
+    """Optimizers that stepped in loops inside the current body."""
+    left_inside: bool = False
+    """A loop inside the current body was left before its end."""
+
+
+@dataclass(slots=True, eq=False)
+class Loops:
+    """All loop forms of one run."""
+
+    engine: Engine
+    positions: Positions
+    activity: Activity
+    modules: Callable[[], list[Any]]
+    """The tracked modules, once they are all known."""
+    on_stop: Callable[[str, str], None]
+    """Told the loop's name and the reason when `stop` ends it."""
+    active: list[Loop] = field(default_factory=list)
+    outermost: list[Loop] = field(default_factory=list)
+    """Loops that were started outside any other."""
+    sync_gradients: bool = True
+    body_open: bool = False
+    """A body is running, or was left in the middle without a commit."""
+    _used_feeds: dict[int, Feed] = field(default_factory=dict)
+    _home_thread: int = field(default_factory=threading.get_ident)
+    _first_body: FirstBody | None = None
+    _judged: bool = False
+    _gradients: GradientMark = ()
+
+    # -- the forms ---------------------------------------------------------------------------------------------
+
+    def steps(
+        self, feed: Feed, *, until: int | None, epochs: int | None, accumulate: int, name: str | None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield ``(step, batch)``; with `accumulate`, that many micro-batches for each step.
+
+        `until` counts steps, `epochs` passes over the loader; with neither there is one pass.
+        """
+        with self._running("steps", name, limit=until if until is not None else epochs) as loop:
+            position = loop.position
+            self._begin_passes(loop, feed)
+            goal = 1 if epochs is None else epochs
+            while not self._over(loop):
+                if position.done >= until if until is not None else position.passes >= goal:
+                    break
+                yield from self._one_pass(loop, feed, until=until, accumulate=accumulate)
+                if self._over(loop) or (until is not None and position.done >= until):
+                    break
+                position.passes += 1
+                if until is not None or position.passes < goal:
+                    feed.finish_epoch()
+
+    def epochs(self, count: int, *, name: str | None) -> Iterator[int]:
+        """Yield the number of each epoch; the end of the body is a safe point of its own."""
+        with self._running("epochs", name, limit=count) as loop:
+            self._restore_rng_if_reached(loop)
+            while loop.position.done < count and not self._over(loop):
+                steps_before = self.positions.total
+                self.positions.enter(loop.name)
+                self._begin_body(loop)
+                try:
+                    yield loop.position.done
+                except GeneratorExit:
+                    if not loop.left_inside:
+                        self._closed_early(loop, steps=int(self.positions.total == steps_before))
+                    raise
+                finally:
+                    self.positions.leave()
+                self._end_body(loop, steps=int(self.positions.total == steps_before), epoch_ended=True)
+
+    def range(self, count: int, *, name: str | None) -> Iterator[int]:
+        """Yield the number of each step, for loops that draw their own batches."""
+        with self._running("range", name, limit=count) as loop:
+            self._restore_rng_if_reached(loop)
+            while loop.position.done < count and not self._over(loop):
+                self._begin_body(loop)
+                try:
+                    yield loop.position.done
+                except GeneratorExit:
+                    self._closed_early(loop)
+                    raise
+                self._end_body(loop)
+
+    def safe_point(self) -> None:
+        """Commit one step of a loop of the program's own."""
+        if self.active:
+            raise RunError(
+                f"run.safe_point() inside the body of loop {self.active[-1].name!r}: the end of that body is the "
+                "safe point already. Use it only in loops that are not run.steps, run.range or run.epochs."
+            )
+        self._judge()
+        self.positions.reached(MANUAL)  # the generators were restored at enter; there is no better moment here
+        loop = Loop(MANUAL, self.positions.loops.setdefault(MANUAL, Position()))
+        self._end_body(loop)
+        self.activity.forget()
+
+    def interruptible(self, iterable: Iterable[T]) -> Iterator[T]:
+        """Yield the items; when a notice comes, act on it at once instead of at the end of the body."""
+        for item in iterable:
+            if self.engine.notice_pending:
+                self.engine.at_interruption()
+                return
+            yield item
+
+    def stop(self, reason: str) -> None:
+        """End the running loops at the safe points of their current bodies, like reaching their ends."""
+        if not self.active:
+            raise RunError("run.stop() outside a loop: there is nothing to end")
+        for loop in self.active:
+            loop.stop_reason = reason
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every loop that was started came to its end."""
+        return all(loop.ended for loop in self.outermost)
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch of the innermost epochs-loop, or else of the loader that is iterated over; 0 outside."""
+        epochs = [loop.position.done for loop in self.active if loop.kind == "epochs"]
+        feeds = [loop.feed.epoch for loop in self.active if loop.feed is not None]
+        return (epochs or feeds or [0])[-1]
+
+    def judge_if_nothing_ran(self) -> None:
+        """The block ends: what the first body would have judged is judged now."""
+        self._judge()
+
+    # -- one pass over a loader --------------------------------------------------------------------------------
+
+    def _begin_passes(self, loop: Loop, feed: Feed) -> None:
+        """Put the feed where this loop goes on, or where its next pass begins."""
+        position = loop.position
+        enclosing = loop.enclosing.position.done if loop.enclosing is not None else None
+        if position.feed is not None:
+            feed.load(position.feed)
+            if position.within != enclosing:  # a pass of an earlier epoch, complete or left by a break
+                feed.finish_epoch()
+                position.passes, position.stopped = 0, False
+        elif id(feed) in self._used_feeds:  # an earlier loop went over the same loader
+            feed.finish_epoch()
+        loop.feed = feed
+        position.within = enclosing
+        position.live_feed = feed.state
+        self._used_feeds[id(feed)] = feed
+
+    def _one_pass(
+        self, loop: Loop, feed: Feed, *, until: int | None, accumulate: int
+    ) -> Iterator[tuple[int, Any]]:
+        """From the feed's position to the end of its epoch, to `until`, or to a stop."""
+        if feed.ended:  # restored at the end of an epoch: no iterator is made, the generators stay as restored
+            self._restore_rng_if_reached(loop)
+            return
+        batches = feed.start()
+        self._restore_rng_if_reached(loop)  # only now: making an iterator may have drawn random numbers
+        try:
+            going = True
+            while going and not self._over(loop) and (until is None or loop.position.done < until):
+                going = yield from self._one_step(loop, feed, batches, _window(feed, accumulate))
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+
+    def _one_step(
+        self, loop: Loop, feed: Feed, batches: Iterator[Any], window: int
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the micro-batches of one step, then commit it; returns false when the epoch had ended."""
+        for taken in range(1, window + 1):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                if taken > 1:
+                    raise RunError(
+                        f"the loader ended after {taken - 1} of {window} micro-batches of a step, before the "
+                        "length it announced by len(); correct its __len__"
+                    ) from None
+                return False
+            if taken == 1:
+                self._begin_body(loop)
+            self.sync_gradients = taken == window
+            try:
+                yield loop.position.done, batch
+            except GeneratorExit:
+                self._closed_early(loop, feed=feed, batches=taken)
+                raise
+        self._end_body(loop, feed=feed, batches=window)
+        return True
+
+    # -- bodies ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _running(self, kind: str, name: str | None, *, limit: int | None) -> Iterator[Loop]:
+        full, position = self.positions.claim(kind, name)
+        enclosing = next((loop for loop in reversed(self.active) if full.startswith(f"{loop.name}/")), None)
+        loop = Loop(full, position, kind=kind, limit=limit, enclosing=enclosing)
+        if enclosing is None:
+            self.outermost.append(loop)
+        self.active.append(loop)
+        try:
+            yield loop
+            if self.positions.passed(full):
+                loop.ended = True
+            else:
+                self._restore_rng_if_reached(loop)
+                loop.ended = not self.engine.leaving
+        finally:
+            position.freeze_feed()
+            self.active.remove(loop)
+            if enclosing is not None and not loop.ended:
+                enclosing.left_inside = True
+
+    def _over(self, loop: Loop) -> bool:
+        """Whether the loop must not yield again, whatever its limit says."""
+        return (
+            self.engine.leaving
+            or self.positions.passed(loop.name)
+            or loop.position.ended_by_stop(loop.limit)
+        )
+
+    def _begin_body(self, loop: Loop) -> None:
+        self._judge()
+        loop.stepped_inside.clear()
+        loop.left_inside = False
+        self.activity.forget()
+        self.body_open = True
+
+    def _end_body(
+        self,
+        loop: Loop,
+        *,
+        feed: Feed | None = None,
+        batches: int = 0,
+        steps: int = 1,
+        epoch_ended: bool = False,
+    ) -> None:
+        """The body has ended by itself: commit it, and be at a safe point."""
+        if self.engine.leaving:
+            return  # what was interrupted is repeated after the resume, never half counted
+        self._refuse_look_ahead()
+        if self._commit(loop, feed=feed, batches=batches, steps=steps):
+            at_end = epoch_ended or bool(feed is not None and feed.ended)
+            self.engine.at_safe_point(epoch_ended=at_end)
+
+    def _closed_early(
+        self, loop: Loop, *, feed: Feed | None = None, batches: int = 0, steps: int = 1
+    ) -> None:
+        """The body was left in the middle. Nothing may be raised from here: the generator is being closed."""
+        stepped = self.activity.stepped | loop.stepped_inside
+        if not self.engine.leaving and loop.rule.closed_early(stepped):
+            self._commit(loop, feed=feed, batches=batches, steps=steps)
+
+    def _commit(self, loop: Loop, *, feed: Feed | None, batches: int, steps: int) -> bool:
+        """Move the positions; true if the state is a safe point."""
+        stepped = self.activity.stepped | frozenset(loop.stepped_inside)
+        gradients = self.activity.gradient_mark()
+        safe = bool(stepped) or gradients == self._gradients
+        if not safe:
+            self.engine.before_unsafe_commit()
+        loop.position.done += 1
+        self.positions.total += steps
+        if feed is not None:
+            feed.committed(batches)
+        if loop.stop_reason is not None:
+            loop.position.stopped, loop.position.stopped_under = True, loop.limit
+            self.on_stop(loop.name, loop.stop_reason)
+        loop.rule = loop.rule.after(stepped)
+        if loop.enclosing is not None:
+            loop.enclosing.stepped_inside |= stepped
+        self.body_open = loop.enclosing is not None
+        if safe:
+            self._gradients = gradients
+            self.positions.where = loop.name
+            self.engine.mark_safe()
+        self.activity.forget()
+        return safe
+
+    def _restore_rng_if_reached(self, loop: Loop) -> None:
+        if self.positions.reached(loop.name):
+            self.engine.restore_rng()
+
+    def _judge(self) -> None:
+        if self._judged:
+            return
+        self._judged = True
+        self.engine.before_first_body()
+        self._gradients = self.activity.gradient_mark()
+        if self.activity.tracks_any:
+            self._first_body = FirstBody(self.modules())
+
+    def _refuse_look_ahead(self) -> None:
+        """See `FirstBody`."""
+        first, self._first_body = self._first_body, None
+        if first is None:
+            return
+        first.close()
+        ran = first.forward_ran or self.activity.stepped or self.engine.random_numbers_drawn()
+        if not ran and (called_by_generator() or threading.get_ident() != self._home_thread):
+            raise LookAhead(
+                "the next step was asked for before the body of the first one did anything: a wrapper around the "
+                "run's loop seems to fetch ahead, so that steps would be counted before they are made. Wrap the "
+                "loader instead, run.steps(prefetch(loader)), or iterate over run.steps(...) directly."
+            )
+
+
+def _window(feed: Feed, accumulate: int) -> int:
+    """How many micro-batches the next step takes: a short last window of an epoch is a step too."""
+    if accumulate == 1:
+        return 1
+    remaining = feed.remaining()
+    if remaining is None:
+        raise RunError("accumulate= needs a loader with a length: give it __len__")
+    return max(1, min(accumulate, remaining))

@@ -1,0 +1,259 @@
+"""What happens at a safe point: save, or leave, or go on. The `Engine` behind the loops of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from spotsafe import events
+from spotsafe.activity import Activity
+from spotsafe.clock import Clock
+from spotsafe.errors import EXIT_RECLAIMED, Reclaimed
+from spotsafe.events import Event
+from spotsafe.policy.deadline import Plan, Situation, plan
+from spotsafe.positions import Positions
+from spotsafe.reclaim.children import child_deaths_deferred
+from spotsafe.reclaim.notice import ReclaimNotice
+from spotsafe.reclaim.watcher import Watch
+from spotsafe.saver import Saver
+from spotsafe.tensors.rng import RngSnapshot, capture_rng
+from spotsafe.tracking import Tracker
+
+OnReclaim = Literal["exit", "return"]
+
+
+@dataclass(slots=True)
+class _Moment:
+    """The last safe point: enough to save it later, as long as nothing has changed since."""
+
+    rng: RngSnapshot
+    buffers: Any
+    positions: Mapping[str, Any] | None = None
+    """Set when the positions have moved on without a new safe point; else they are those of now."""
+    step: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class SafePoints:
+    """Decides and acts at each safe point of one process."""
+
+    tracker: Tracker
+    saver: Saver
+    watch: Watch
+    positions: Positions
+    activity: Activity
+    clock: Clock
+    emit: Callable[[Event], None]
+    values: dict[str, Any]
+    """`run.values`, the user's plain values."""
+    restored_rng: RngSnapshot | None = None
+    on_reclaim: OnReclaim = "exit"
+    exit_code: int = EXIT_RECLAIMED
+    drain_timeout_s: float = 600.0
+    entered_at: float = 0.0
+    leaving: bool = False
+    """The final save is made and the loops only have to end (``on_reclaim="return"``)."""
+    _asked: dict[str, float] | None = None
+    _risk_met: ReclaimNotice | None = None
+    _first_step: int = 0
+    _first_step_said: bool = False
+    _moment: _Moment = field(init=False)
+    _saved_session: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self._first_step = self.positions.total
+        self.mark_safe()
+
+    # -- the Engine protocol -----------------------------------------------------------------------------------
+
+    @property
+    def notice_pending(self) -> bool:
+        """Whether a reclaim has been announced."""
+        return self.watch.notice is not None
+
+    def before_first_body(self) -> None:
+        """Everything is tracked by now: judge it."""
+        self.tracker.judge()
+        self.activity.track(self.tracker.optimizers)
+        self._say_interval()
+        self.mark_safe()
+
+    def restore_rng(self) -> None:
+        """Set the generators to where they were; once."""
+        if self.restored_rng is not None:
+            self.restored_rng.restore()
+            self.restored_rng = None
+            self.mark_safe()
+
+    def random_numbers_drawn(self) -> bool:
+        """Whether a random number was drawn since the last safe point."""
+        return bool(capture_rng().to_state() != self._moment.rng.to_state())
+
+    def mark_safe(self) -> None:
+        """Remember this moment."""
+        self._moment = _Moment(
+            rng=capture_rng(), buffers=self.tracker.buffers_mark(), step=self.positions.total
+        )
+
+    def before_unsafe_commit(self) -> None:
+        """Keep the positions of the last safe point before they move."""
+        if self._moment.positions is None:
+            self._moment.positions = self.positions.to_state()
+
+    def at_safe_point(self, *, epoch_ended: bool) -> None:
+        """Save or leave if there is a reason to."""
+        self.saver.poll()
+        self._say_first_step()
+        notice = self.watch.notice
+        if notice is not None:
+            self._leave(notice, self._save_now)
+            return
+        reason = self._reason_to_save(epoch_ended=epoch_ended)
+        if reason is not None:
+            self._save_now(reason)
+
+    def at_interruption(self) -> None:
+        """Inside a long phase: the last safe point if it is still whole, else what is already staged."""
+        notice = self.watch.notice
+        assert notice is not None, "interrupted without a notice"
+        self._leave(notice, self._save_last_safe)
+
+    # -- what the run asks for ---------------------------------------------------------------------------------
+
+    def ask(self, metrics: Mapping[str, float]) -> None:
+        """Save at the next safe point, with these metrics."""
+        self._asked = {**(self._asked or {}), **metrics}
+
+    def save_asked(self, *, whole: bool) -> None:
+        """Save at once what was asked for: the present if it is `whole`, else the last safe point."""
+        if whole:
+            self.mark_safe()
+            self._save_now("asked")
+        else:
+            self._save_last_safe("asked")
+
+    def save_end(self) -> None:
+        """All loops came to their ends: save what there is now, unless exactly that is saved."""
+        if self._unsaved_steps or self._asked is not None or self._changed_since_save():
+            self._save_now("end")
+
+    def save_left(self) -> None:
+        """A loop was left early: save the last safe point if it can be had and is not saved."""
+        if self._unsaved_steps or self._asked is not None:
+            self._save_last_safe("left")
+
+    @property
+    def did_something(self) -> bool:
+        """Whether this attempt committed any step."""
+        return self.positions.total > self._first_step
+
+    def drain(self) -> bool:
+        """Wait for what is in flight, within the time that is left."""
+        with child_deaths_deferred():
+            return self.saver.drain(self._time_to_drain_s())
+
+    def reclaimed(self, notice: ReclaimNotice) -> Reclaimed:
+        """The exit for this notice."""
+        newest = self.saver.newest or "none"
+        return Reclaimed(
+            f"reclaimed ({notice.source}: {notice.action}) after step {self.positions.total}; "
+            f"newest checkpoint: {newest}. The same command goes on from there.",
+            code=self.exit_code,
+        )
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def _unsaved_steps(self) -> int:
+        return max(0, self.positions.total - self.saver.last_step)
+
+    def _reason_to_save(self, *, epoch_ended: bool) -> str | None:
+        if self._asked is not None:
+            return "asked"
+        risk = self.watch.risk
+        if risk is not None and risk != self._risk_met and self._unsaved_steps:
+            self._risk_met = risk
+            return "risk"
+        if self.saver.due(self.positions.total, epoch_ended=epoch_ended):
+            return "interval"
+        return None
+
+    def _save_now(self, reason: str) -> None:
+        """Save the state of now, which is a safe point."""
+        wait_s = None if reason == "interval" else self._time_to_drain_s()
+        with child_deaths_deferred():
+            session = self._session(rng=capture_rng(), positions=self.positions.to_state())
+            if self.saver.save(
+                session, step=self.positions.total, reason=reason, metrics=self._asked, wait_s=wait_s
+            ):
+                self._asked = None
+                self._saved_session = session
+
+    def _save_last_safe(self, reason: str) -> None:
+        """Save the last safe point, if what it consists of is untouched since."""
+        moment = self._moment
+        if self.activity.stepped or self.tracker.buffers_mark() != moment.buffers:
+            return
+        positions = moment.positions if moment.positions is not None else self.positions.to_state()
+        with child_deaths_deferred():
+            session = self._session(rng=moment.rng, positions=positions)
+            self.saver.save(
+                session,
+                step=moment.step,
+                reason=reason,
+                metrics=self._asked,
+                wait_s=self._time_to_drain_s(),
+            )
+            self._asked = None
+
+    def _session(self, *, rng: RngSnapshot, positions: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "positions": positions,
+            "rng": rng.to_state(),
+            "values": self.values,
+            "nonfinite": sorted(self.saver.lineage.nonfinite_before),
+        }
+
+    def _changed_since_save(self) -> bool:
+        if self._saved_session is None or not self.did_something:
+            return False
+        now = self._session(rng=capture_rng(), positions=self.positions.to_state())
+        return self.tracker.buffers_mark() != self._moment.buffers or now != self._saved_session
+
+    def _leave(self, notice: ReclaimNotice, save: Callable[[str], None]) -> None:
+        """Do what the remaining time allows, then end the loops."""
+        self._act_on(notice, save)
+        self.drain()
+        if self.on_reclaim == "exit":
+            raise self.reclaimed(notice)
+        self.leaving = True
+
+    def _act_on(self, notice: ReclaimNotice, save: Callable[[str], None]) -> None:
+        cost = self.saver.cost
+        situation = Situation(
+            seconds_left=notice.seconds_left(self.clock.monotonic()),
+            save_s=None if cost is None else cost.blocking_s + cost.write_s,
+            in_flight=self.saver.busy,
+            finish_in_flight_s=self.saver.rest_of_flight_s,
+            unsaved_steps=self._unsaved_steps + (self._asked is not None),
+        )
+        if plan(situation) is Plan.SAVE:
+            save("notice")
+
+    def _time_to_drain_s(self) -> float:
+        notice = self.watch.notice
+        left = None if notice is None else notice.seconds_left(self.clock.monotonic())
+        return self.drain_timeout_s if left is None else min(left, self.drain_timeout_s)
+
+    def _say_first_step(self) -> None:
+        if not self._first_step_said and self.did_something:
+            self._first_step_said = True
+            self.emit(
+                events.FirstStep(
+                    step=self.positions.total, seconds_since_start=self.clock.monotonic() - self.entered_at
+                )
+            )
+
+    def _say_interval(self) -> None:
+        self.emit(events.IntervalChosen(text=self.saver.policy.describe(self.saver.cost)))

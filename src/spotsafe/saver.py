@@ -1,0 +1,239 @@
+"""Carries out saves: stages a consistent moment in memory, hands it to the writer, and keeps count of how it went.
+
+When to save is `policy.interval`'s decision and what a moment is `safepoint`'s; this file only does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotsafe import events
+from spotsafe.checkpoint.attempts import AttemptRecord
+from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.clock import Clock
+from spotsafe.errors import SaveFailed, Superseded
+from spotsafe.events import Event
+from spotsafe.identity import Identity
+from spotsafe.policy.cost import SaveCost
+from spotsafe.policy.interval import Progress, SavePolicy
+from spotsafe.policy.retention import Keep
+from spotsafe.tensors.plan import PlanCache, SavePlan
+from spotsafe.tensors.staging import stage
+from spotsafe.tracking import Tracker
+from spotsafe.writer.arena import Arena
+from spotsafe.writer.job import SaveJob, SaveResult
+from spotsafe.writer.thread import WriterThread
+
+FAILURES_IN_A_ROW = 3
+"""So many failed saves in a row raise at once: by then it is no accident."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """What is the same for all saves of an attempt."""
+
+    record: AttemptRecord
+    resumed_from: str | None
+    passed_over: frozenset[str]
+    nonfinite_before: frozenset[str]
+
+
+@dataclass(slots=True, eq=False)
+class Saver:
+    """Stages and submits saves, one at a time, and takes back their results."""
+
+    tracker: Tracker
+    writer: WriterThread
+    policy: SavePolicy
+    keep: Keep
+    identity: Identity
+    lineage: Lineage
+    clock: Clock
+    emit: Callable[[Event], None]
+    last_step: int
+    """Step of the newest state that is saved, staged or restored."""
+    failures: list[str] = field(default_factory=list)
+    """One line for each save of this attempt that failed."""
+    newest: str | None = None
+    """Name of the newest checkpoint that this attempt published."""
+    cost: SaveCost | None = None
+    """What the last published save cost."""
+    _plans: PlanCache = field(default_factory=PlanCache)
+    _arena: Arena | None = None
+    _saves: int = 0
+    _last_time: float = 0.0
+    _in_a_row: int = 0
+    _blocked: dict[CheckpointName, float] = field(default_factory=dict)
+    _submitted_at: float = 0.0
+    _unreported: int = 0
+    _skip_said: bool = False
+
+    def __post_init__(self) -> None:
+        self._last_time = self.clock.monotonic()
+        self.newest = self.lineage.resumed_from
+
+    # -- deciding ----------------------------------------------------------------------------------------------
+
+    def due(self, step: int, *, epoch_ended: bool) -> bool:
+        """Whether the policy asks for a save at this safe point."""
+        now = self.clock.monotonic()
+        return self.policy.due(
+            Progress(
+                step=step,
+                now_s=now,
+                steps_since_save=step - self.last_step,
+                seconds_since_save=now - self._last_time,
+                saves=self._saves,
+                epoch_ended=epoch_ended,
+                blocking_s=None if self.cost is None else self.cost.blocking_s,
+                write_s=None if self.cost is None else self.cost.write_s,
+            )
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written."""
+        return not self.writer.idle
+
+    @property
+    def rest_of_flight_s(self) -> float | None:
+        """Seconds that the save in flight probably still needs; None if none was measured yet."""
+        if self.cost is None:
+            return None
+        return max(0.0, self._submitted_at + self.cost.write_s - self.clock.monotonic())
+
+    # -- doing -------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        session: Mapping[str, Any],
+        *,
+        step: int,
+        reason: str,
+        metrics: Mapping[str, float] | None = None,
+        wait_s: float | None = None,
+    ) -> bool:
+        """Copy the state of now and let it be written.
+
+        Args:
+            session: the session's own state at this moment, plain values.
+            step: the step it is the state of.
+            reason: for the manifest.
+            metrics: for the manifest.
+            wait_s: how long to wait for a save in flight, whose memory is needed; None: do not wait, skip.
+
+        Returns:
+            False if it was skipped because a save is in flight.
+        """
+        if self.busy and (wait_s is None or not self.writer.drain(wait_s)):
+            self._say_skipped(step)
+            return False
+        self.poll()
+        began = self.clock.monotonic()
+        name = CheckpointName(self.lineage.record.attempt, step, self._saves + 1, self.lineage.record.nonce)
+        self._saves += 1
+        self.last_step, self._last_time, self._skip_said = step, began, False
+        self.emit(events.SaveStarted(checkpoint=str(name), step=step, reason=reason))
+        job, arena = self._stage(name, session, reason=reason, metrics=metrics or {})
+        blocked = self.clock.monotonic() - began
+        self._blocked[name] = blocked
+        self._submitted_at = began + blocked
+        total = sum(file.size for file in job.files)
+        self.emit(events.SaveStaged(checkpoint=str(name), total_bytes=total, blocked_s=blocked))
+        self.writer.submit(job, arena.view)
+        return True
+
+    def poll(self) -> None:
+        """Take what the writer has finished.
+
+        Raises:
+            Superseded: a newer attempt of the run exists.
+            SaveFailed: the third save in a row failed.
+        """
+        newer = None
+        for result in self.writer.poll():
+            self._take(result)
+            newer = result.superseded_by or newer
+        if newer is not None:
+            raise Superseded(
+                f"attempt {newer} of run {self.lineage.record.run} has been started; "
+                f"attempt {self.lineage.record.attempt} ends here and must not be restarted"
+            )
+        if self._in_a_row >= FAILURES_IN_A_ROW:
+            self._in_a_row = 0
+            self.raise_failures()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is in flight; false if that took longer."""
+        return self.writer.drain(timeout_s)
+
+    def raise_failures(self) -> None:
+        """Raise `SaveFailed` if saves failed since the last one that was published or raised."""
+        if self._unreported:
+            recent = self.failures[-self._unreported :]
+            self._unreported = 0
+            raise SaveFailed(
+                f"{len(recent)} save(s) failed; the newest checkpoint is {self.newest or 'none'}. "
+                f"The last one: {recent[-1]}",
+                failures=recent,
+            )
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _stage(
+        self,
+        name: CheckpointName,
+        session: Mapping[str, Any],
+        *,
+        reason: str,
+        metrics: Mapping[str, float],
+    ) -> tuple[SaveJob, Arena]:
+        capture = self.tracker.capture(session=session)
+        plan = self._plans.plan(capture.tensors, rank=self.identity.rank)
+        arena = self._room_for(plan)
+        stage(plan, capture, arena.view)
+        job = SaveJob(
+            name=name,
+            run=self.lineage.record.run,
+            parent=self.lineage.resumed_from,
+            reason=reason,
+            created=self.clock.wall(),
+            world_size=self.identity.world_size,
+            rank=self.identity.rank,
+            metrics=dict(metrics),
+            files=plan.files,
+            tensors=plan.tensors,
+            state=capture.state,
+            session=capture.session,
+            health=plan.health,
+            nonfinite_before=self.lineage.nonfinite_before,
+            keep=self.keep,
+            resumed_from=self.lineage.resumed_from,
+            passed_over=self.lineage.passed_over,
+        )
+        return job, arena
+
+    def _room_for(self, plan: SavePlan) -> Arena:
+        if self._arena is None or self._arena.size < plan.arena_size:
+            self._arena = Arena(plan.arena_size)
+        return self._arena
+
+    def _take(self, result: SaveResult) -> None:
+        blocked = self._blocked.pop(result.name, 0.0)
+        if result.published:
+            self.newest = str(result.name)
+            self.cost = SaveCost(blocking_s=blocked, write_s=result.write_s)
+            self._in_a_row = self._unreported = 0
+            return
+        if result.superseded_by is not None and result.error is None:
+            return
+        self._in_a_row += 1
+        self._unreported += 1
+        self.failures.append(f"{result.name}: {type(result.error).__name__}: {result.error}")
+
+    def _say_skipped(self, step: int) -> None:
+        if not self._skip_said:
+            self._skip_said = True
+            self.emit(events.SaveSkipped(step=step, reason="the save before is still being written"))
