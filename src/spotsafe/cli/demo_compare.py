@@ -104,7 +104,7 @@ def compare_snapshots(reference: Snapshot, resumed: Snapshot) -> list[Check]:
 def first_difference(reference: object, other: object, path: str = "") -> str | None:
     """Where two trees of JSON differ first, as a path like ``loops.steps.done``; None if they are equal.
 
-    Values of different types differ (1 and 1.0, true and 1), and NaN equals NaN.
+    Values are compared as they are written: 1 is not 1.0 or true, 0.0 is not -0.0, and NaN equals NaN.
     """
     if isinstance(reference, Mapping) and isinstance(other, Mapping):
         if list(reference) != list(other):
@@ -116,9 +116,7 @@ def first_difference(reference: object, other: object, path: str = "") -> str | 
             return f"{path} (length)"
         children = [(str(number), *pair) for number, pair in enumerate(zip(reference, other, strict=True))]
     else:
-        same = type(reference) is type(other) and (
-            reference == other or (reference != reference and other != other)  # noqa: PLR0124 - NaN
-        )
+        same = type(reference) is type(other) and repr(reference) == repr(other)
         return None if same else path or "the value"
     for key, left, right in children:
         found = first_difference(left, right, _joined(path, key))

@@ -10,6 +10,9 @@ from typing import Any
 
 import click
 
+_PRETTY_ROWS = 60
+"""Longer tables are printed plain on a terminal too: rich takes a millisecond for each row."""
+
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object. Numbers that JSON cannot say (NaN, infinities) become null."""
@@ -20,7 +23,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     """Print a table; columns whose name ends in ``>`` are aligned to the right."""
     names = [column.rstrip(">") for column in columns]
     rights = [column.endswith(">") for column in columns]
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() or len(rows) > _PRETTY_ROWS:
         _print_plain(names, rights, rows, title=title)
         return
     from rich import box
