@@ -1,0 +1,368 @@
+"""Choosing the checkpoint to resume from, and reading it whole, every byte verified, before anything is loaded.
+
+The rules are those of docs/DESIGN.md, section 3: the newest healthy one first, damage is believed after a second
+read, and a storage error, a lack of memory or an unknown version is never taken for damage.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from spotsafe.checkpoint import dtypes
+from spotsafe.checkpoint.candidates import Candidate, Listing, candidates, read_candidate, read_index
+from spotsafe.checkpoint.digest import block_digest
+from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, tiling_problem
+from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.errors import (
+    DamagedCheckpoint,
+    NoUsableCheckpoint,
+    StorageNotFound,
+    StorageShort,
+    UnsupportedFormat,
+)
+from spotsafe.events import CheckpointPassedOver, Event, RestoreStarted, RestoreVerified
+from spotsafe.storage.store import Store
+from spotsafe.tensors.source import Source
+from spotsafe.tensors.tree import Json, SavedState, Spec, torch_dtype
+
+Emit = Callable[[Event], object]
+
+THREADS = 8
+"""Blocks read and digested at the same time."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The checkpoint to resume from."""
+
+    candidate: Candidate
+    """Its manifest is there and readable."""
+    newest: CheckpointName
+    """The newest checkpoint that exists, usable or not."""
+    passed_over: Mapping[str, str]
+    """Name -> reason of each newer checkpoint that is there and will not be used."""
+    unhealthy_passed_to: str | None
+    """If an unhealthy one was passed over: the name of the healthy one that was chosen instead."""
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return str(self.candidate.name)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What was published."""
+        assert self.candidate.manifest is not None
+        return self.candidate.manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What a checkpoint holds, without its data."""
+
+    tensors: Mapping[str, Spec]
+    """Name -> dtype and shape."""
+    state: Mapping[str, Json]
+    session: Json
+    """Typed JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A checkpoint in memory, every byte of it verified."""
+
+    name: CheckpointName
+    manifest: Manifest
+    saved: SavedState
+    session: Json
+    """The session's own values as typed JSON; `session_values` decodes them."""
+
+    def session_values(self) -> dict[str, object]:
+        """The session's own values, in memory of their own."""
+        values: dict[str, object] = Source(self.saved.tensors).decode(self.session)
+        return values
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------
+
+
+def choose(
+    store: Store, listing: Listing, *, emit: Emit | None = None, unusable: Mapping[str, str] | None = None
+) -> Choice | None:
+    """The checkpoint to resume from, by the manifests alone: the newest healthy, else the newest.
+
+    Args:
+        store: the run.
+        listing: a look at it.
+        emit: told about each one that is passed over.
+        unusable: names whose data proved damaged or missing, with the reason.
+
+    Returns:
+        None if no checkpoint is there (`check_history` then says whether one ever was).
+
+    Raises:
+        NoUsableCheckpoint: there are some, none can be used.
+        UnsupportedFormat: a newer spotsafe wrote one that might be the right one.
+        StorageError: one could not be read.
+    """
+    reasons: dict[str, str] = {}
+    choice = pick(candidates(store, listing), unusable=unusable or {}, reasons=reasons)
+    if choice is None and reasons:
+        raise _none_usable(store, reasons)
+    if choice is not None and emit is not None:
+        for name, reason in choice.passed_over.items():
+            emit(CheckpointPassedOver(checkpoint=name, reason=reason))
+    return choice
+
+
+def pick(
+    found: Iterable[Candidate], *, unusable: Mapping[str, str], reasons: MutableMapping[str, str]
+) -> Choice | None:
+    """The decision itself, on candidates newest first; reads no further than it must.
+
+    Args:
+        found: what exists, newest first.
+        unusable: names that cannot be used although their manifests can be read.
+        reasons: receives why each one that was looked at is not the choice.
+
+    Raises:
+        UnsupportedFormat: one of a newer version comes before the choice.
+    """
+    newest: CheckpointName | None = None
+    sick: Candidate | None = None
+    before_sick: dict[str, str] = {}
+    for candidate in found:
+        name = str(candidate.name)
+        newest = newest or candidate.name
+        if isinstance(candidate.fault, UnsupportedFormat):
+            raise candidate.fault
+        reason = candidate.reason or unusable.get(name, "")
+        if not reason and candidate.manifest is not None and not candidate.manifest.health.healthy:
+            reason = _sick(candidate.manifest)
+            if sick is None:
+                sick, before_sick = candidate, dict(reasons)
+        if not reason:
+            to = name if sick is not None else None
+            return Choice(
+                candidate=candidate, newest=newest, passed_over=dict(reasons), unhealthy_passed_to=to
+            )
+        reasons[name] = reason
+    if sick is None or newest is None:
+        return None
+    return Choice(candidate=sick, newest=newest, passed_over=before_sick, unhealthy_passed_to=None)
+
+
+def _sick(manifest: Manifest) -> str:
+    names = manifest.health.nonfinite
+    more = ", ..." if len(names) > _SHOWN else ""
+    return f"unhealthy: NaN or infinity in {', '.join(names[:_SHOWN])}{more}"
+
+
+def _none_usable(store: Store, reasons: Mapping[str, str]) -> NoUsableCheckpoint:
+    details = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return NoUsableCheckpoint(
+        f"{store.url} has checkpoints, but none can be used: {details}. Nothing was started afresh. "
+        "Repair the folder, or use another one",
+        url=store.url,
+        reasons=reasons,
+    )
+
+
+def load_chosen(
+    store: Store,
+    choice: Choice,
+    *,
+    emit: Emit,
+    unusable: MutableMapping[str, str],
+    threads: int = THREADS,
+) -> Loaded | None:
+    """Read the chosen checkpoint; if it cannot be used, note why and return None: choose again.
+
+    Args:
+        store: the run.
+        choice: from `choose`.
+        emit: told about the beginning and the end.
+        unusable: receives name and reason.
+        threads: blocks at the same time.
+
+    Raises:
+        StorageNotFound: a file is gone, and so is the checkpoint: look again and choose again.
+        StorageError: it could not be read.
+        UnsupportedFormat: its index needs a newer spotsafe.
+        MemoryError: it does not fit into memory.
+    """
+    try:
+        return load_verified(store, choice.candidate, emit=emit, threads=threads)
+    except DamagedCheckpoint as error:
+        unusable[choice.name] = str(error)
+    except StorageNotFound as error:
+        if read_candidate(store, choice.candidate.name).manifest is None:
+            raise
+        unusable[choice.name] = f"{error.path or error} is missing"
+    return None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_description(store: Store, candidate: Candidate) -> Description:
+    """What a checkpoint holds, from its indexes.
+
+    Raises:
+        DamagedCheckpoint: an index is not what was published.
+        StorageError: one could not be read.
+    """
+    indexes = _read_indexes(store, candidate)
+    tensors = {entry.name: (entry.dtype, entry.shape) for index in indexes for entry in index.tensors}
+    return Description(
+        tensors=MappingProxyType(tensors), state=_state(indexes), session=indexes[0].session
+    )
+
+
+def load_verified(
+    store: Store, candidate: Candidate, *, emit: Emit | None = None, threads: int = THREADS
+) -> Loaded:
+    """Read a whole checkpoint into memory and compare every block with its digest.
+
+    Raises:
+        DamagedCheckpoint: bytes differ from what was published, also at a second read.
+        StorageNotFound: a file is not there.
+        StorageError: it could not be read.
+        MemoryError: it does not fit into memory.
+    """
+    assert candidate.manifest is not None
+    name, manifest, started = candidate.name, candidate.manifest, time.monotonic()
+    _tell(emit, RestoreStarted(checkpoint=str(name), total_bytes=manifest.total_bytes))
+    indexes = _read_indexes(store, candidate)
+    files: dict[str, torch.Tensor] = {}
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="spotsafe-read") as pool:
+        for index in indexes:
+            files.update(_read_files(store, name, index, pool))
+    tensors = dict(_assembled(indexes, files))
+    _tell(emit, RestoreVerified(checkpoint=str(name), seconds=time.monotonic() - started))
+    return Loaded(
+        name=name,
+        manifest=manifest,
+        saved=SavedState(state=_state(indexes), tensors=MappingProxyType(tensors)),
+        session=indexes[0].session,
+    )
+
+
+def _tell(emit: Emit | None, event: Event) -> None:
+    if emit is not None:
+        emit(event)
+
+
+def _read_indexes(store: Store, candidate: Candidate) -> list[Index]:
+    assert candidate.manifest is not None
+    parts = sorted(candidate.manifest.parts, key=lambda part: part.rank)
+    indexes = [read_index(store, candidate, part) for part in parts]
+    problem = tiling_problem(indexes) if indexes else "it lists no index"
+    if problem is not None:
+        file = parts[0].file if parts else "manifest.json"
+        raise DamagedCheckpoint(checkpoint=str(candidate.name), file=file, reason=problem)
+    return indexes
+
+
+def _state(indexes: Sequence[Index]) -> Mapping[str, Json]:
+    return MappingProxyType({name: tree for index in indexes for name, tree in index.state.items()})
+
+
+def _read_files(
+    store: Store, name: CheckpointName, index: Index, pool: ThreadPoolExecutor
+) -> dict[str, torch.Tensor]:
+    files = {entry.name: torch.empty(entry.size, dtype=torch.uint8) for entry in index.files}
+    jobs = [
+        pool.submit(_read_block, store, name, index, entry, block, memoryview(files[entry.name].numpy()))
+        for entry in index.files
+        for block in range(len(entry.digests))
+    ]
+    jobs += [pool.submit(_check_size, store, name, entry) for entry in index.files]
+    try:
+        for job in jobs:
+            job.result()
+    finally:
+        for job in jobs:
+            job.cancel()
+    return files
+
+
+def _check_size(store: Store, name: CheckpointName, entry: FileEntry) -> None:
+    """A longer file may hold all the right bytes, but it is not the one that was published."""
+    path = name.file(entry.name)
+    if store.size(path) != entry.size and (size := store.size(path)) != entry.size:
+        reason = f"has {size} bytes, not {entry.size}"
+        raise DamagedCheckpoint(checkpoint=str(name), file=entry.name, reason=reason)
+
+
+def _read_block(
+    store: Store, name: CheckpointName, index: Index, entry: FileEntry, block: int, memory: memoryview
+) -> None:
+    start = block * index.block_size
+    target = memory[start : start + index.block_size]
+    reason = ""
+    for _ in range(2):  # what a second read over sees too is damage
+        try:
+            store.read_into(name.file(entry.name), start, target)
+        except StorageShort as error:
+            reason = f"ends inside block {block}: {error}"
+            continue
+        if block_digest(target) == entry.digests[block]:
+            return
+        reason = f"block {block} (bytes {start} to {start + len(target)}) is not what was published"
+    raise DamagedCheckpoint(checkpoint=str(name), file=entry.name, reason=reason)
+
+
+# -- assembling --------------------------------------------------------------------------------------------------
+
+
+def _assembled(
+    indexes: Sequence[Index], files: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor: a view of its file where it lies in one piece, else put together from its boxes."""
+    parts: dict[str, list[TensorEntry]] = {}
+    for index in indexes:
+        for entry in index.tensors:
+            parts.setdefault(entry.name, []).append(entry)
+    for name, entries in parts.items():
+        yield name, _tensor(entries, files)
+
+
+def _tensor(entries: Sequence[TensorEntry], files: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    first = entries[0]
+    slices = [piece for entry in entries for piece in entry.slices]
+    dtype, item = torch_dtype(first.dtype), dtypes.require(first.dtype, path=first.name).item_bytes
+    if len(slices) == 1 and slices[0].lengths == first.shape and slices[0].start % item == 0:
+        piece = slices[0]
+        data = files[piece.file][piece.start : piece.start + piece.nbytes]
+        return data.view(dtype).view(first.shape)
+    whole = torch.empty((*first.shape, item), dtype=torch.uint8)
+    for piece in slices:
+        data = files[piece.file][piece.start : piece.start + piece.nbytes]
+        target = whole
+        for axis, (offset, length) in enumerate(zip(piece.offsets, piece.lengths, strict=True)):
+            target = target.narrow(axis, offset, length)
+        target.copy_(data.view(*piece.lengths, item))
+    return whole.view(dtype).view(first.shape)
+
+
+__all__ = [
+    "THREADS",
+    "Choice",
+    "Description",
+    "Loaded",
+    "choose",
+    "load_chosen",
+    "load_verified",
+    "pick",
+    "read_description",
+
+]

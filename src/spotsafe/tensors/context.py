@@ -1,0 +1,69 @@
+"""What every kind of state is given while it is compared with a checkpoint and restored from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from spotsafe.tensors.source import Source
+from spotsafe.tensors.tree import Json, Spec, dtype_name
+
+
+@dataclass(slots=True, kw_only=True)
+class Restoring:
+    """One object's restore, or its comparison only (then `source` has no tensors)."""
+
+    source: Source
+    specs: Mapping[str, Spec]
+    """Dtype and shape of every saved tensor."""
+    strict: bool
+    names: Mapping[int, str]
+    """`id` of each live parameter that a tracked object holds -> its name."""
+    aliases: Mapping[str, str]
+    """Every name of such a parameter (tied ones have several) -> the one in `names`."""
+    warn: Callable[[str], None]
+    skipped: list[str] = field(default_factory=list)
+    """What did not fit and was left as it is; only without `strict`."""
+
+    def skip(self, text: str) -> None:
+        """Note something that is left as it is."""
+        self.skipped.append(text)
+
+    def describe(self, node: Json) -> str:
+        """A saved value in words."""
+        spec = node_spec(node, self.specs)
+        if spec is not None:
+            return words(*spec)
+        return (
+            f"a value of kind {node['$']}" if isinstance(node, Mapping) and "$" in node else "a plain value"
+        )
+
+
+def node_spec(node: Json, specs: Mapping[str, Spec]) -> Spec | None:
+    """Dtype and shape of the tensor that a node stands for; None if it stands for something else.
+
+    The dtype of composed tensors (sparse, subclasses) is not looked for, and empty.
+    """
+    if not isinstance(node, Mapping):
+        return None
+    if node.get("$") == "tensor":
+        return specs.get(node["name"])
+    if isinstance(node.get("$"), str) and node["$"].startswith(("torch.sparse", "torch.wrapper")):
+        return "", tuple(node["shape"])
+    return None
+
+
+def words(dtype: str, shape: tuple[int, ...]) -> str:
+    """Dtype and shape for people."""
+    return f"{dtype or 'tensor'} {list(shape)}"
+
+
+def describe(value: object) -> str:
+    """A live value in words."""
+    if isinstance(value, torch.Tensor):
+        if torch.nn.parameter.is_lazy(value):
+            return "a parameter that is not initialised yet"
+        return words(dtype_name(value.dtype), tuple(value.shape))
+    return f"a {type(value).__name__}"

@@ -1,0 +1,259 @@
+"""State of modules under names that do not depend on wrappers, so that plain, compiled and parallel models fit.
+
+`torch.compile` puts ``_orig_mod.`` into the names, DistributedDataParallel and DataParallel ``module.``. These
+segments are left out where such a wrapper put them, and only there: a real submodule called ``module`` keeps its name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from spotsafe.errors import StateMismatch, UnsupportedState
+from spotsafe.tensors.context import Restoring, describe, node_spec
+from spotsafe.tensors.tree import Collector, Json, overlaps_itself, spec_of
+
+_WRAPPERS = (
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
+    ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
+    (
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        "FullyShardedDataParallel",
+        "_fsdp_wrapped_module",
+    ),
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "ActivationWrapper",
+        "_checkpoint_wrapped_module",
+    ),
+)
+"""Where each wrapper class lives, and the attribute in which it keeps the real module."""
+
+
+def wrapped_attribute(module: nn.Module) -> str | None:
+    """The attribute under which `module`, if it is a wrapper, keeps the real one."""
+    for home, name, attribute in _WRAPPERS:
+        kind = getattr(
+            sys.modules.get(home), name, None
+        )  # not imported: then nothing can be an instance of it
+        if kind is not None and isinstance(module, kind):
+            return attribute
+    return None
+
+
+class ModuleNames:
+    """The names inside one module: canonical ones, and those that it uses as it is wrapped now."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._wrapped = any(wrapped_attribute(part) for part in root.modules())
+        self._prefixes: dict[str, str] = {}
+        self._customised: dict[str, bool] = {}
+
+    def canonical(self, key: str) -> str:
+        """`key` without the segments that wrappers put there."""
+        if not self._wrapped:
+            return key
+        prefix, _, last = key.rpartition(".")
+        if prefix not in self._prefixes:
+            self._prefixes[prefix] = self._strip(prefix)
+        kept = self._prefixes[prefix]
+        return f"{kept}.{last}" if kept else last
+
+    def module(self, path: str) -> str:
+        """The canonical path of a module."""
+        return self._strip(path) if self._wrapped else path
+
+    def raw(self, key: str) -> str:
+        """The inverse of `canonical`."""
+        return ".".join(self._unstripped(key)) if self._wrapped else key
+
+    def loads_its_own_way(self, key: str) -> bool:
+        """Whether a module on the way to `key` has a loading of its own, so that only loading tells what fits."""
+        prefix = self.raw(key).rpartition(".")[0]
+        if prefix not in self._customised:
+            module: nn.Module | None = self._root
+            found = customised(self._root)
+            for segment in prefix.split("."):
+                module = module._modules.get(segment) if module is not None else None
+                found = found or (module is not None and customised(module))
+            self._customised[prefix] = found
+        return self._customised[prefix]
+
+    def _strip(self, path: str) -> str:
+        """Leave out wrappers' segments. Hooks may have removed such a segment already; then none is missed."""
+        module: nn.Module | None = self._root
+        kept = []
+        for segment in path.split(".") if path else ():
+            put_there = False
+            while module is not None and not put_there and (attribute := wrapped_attribute(module)):
+                module = module._modules.get(attribute)
+                put_there = segment == attribute
+            if not put_there:
+                kept.append(segment)
+                module = module._modules.get(segment) if module is not None else None
+        return ".".join(kept)
+
+    def _unstripped(self, key: str) -> Iterator[str]:
+        module: nn.Module | None = self._root
+        for segment in key.split("."):
+            while module is not None and (attribute := wrapped_attribute(module)):
+                yield attribute
+                module = module._modules.get(attribute)
+            yield segment
+            module = module._modules.get(segment) if module is not None else None
+
+
+def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every parameter under each of its canonical names; tied ones appear under all of them."""
+    names = ModuleNames(module)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield names.canonical(name), parameter
+
+
+def capture_module(module: nn.Module, path: str, collector: Collector) -> Json:
+    """The typed tree of a module. Its own hooks and overrides of `state_dict` are used."""
+    state, names = _state_dict(module, path), ModuleNames(module)
+    roles = {name: "buffer" for name, _ in module.named_buffers(remove_duplicate=False)}
+    frozen = []
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        roles[name] = "parameter" if parameter.requires_grad else "other"
+        if not parameter.requires_grad:
+            frozen.append(names.canonical(name))
+    nodes = {}
+    for key, value in state.items():
+        name = names.canonical(key)
+        if name in nodes or name == "$":
+            raise UnsupportedState(f"{path}: two entries of its state_dict are called {name!r}", path=path)
+        nodes[name] = collector.encode(value, f"{path}.{name}", role=roles.get(key, "other"))
+    versions = {names.module(key): value for key, value in getattr(state, "_metadata", {}).items()}
+    return {
+        "state": nodes,
+        "frozen": frozen,
+        "metadata": collector.encode(versions, f"{path}.state_dict()._metadata"),
+    }
+
+
+def _state_dict(module: nn.Module, path: str) -> Mapping[str, Any]:
+    state = module.state_dict()
+    if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
+        raise UnsupportedState(f"{path}: its state_dict() is no dict with text keys", path=path)
+    return state
+
+
+def module_problems(module: nn.Module, saved: Json, path: str, restoring: Restoring) -> list[str]:
+    """Every name, shape and dtype that differs between a saved module and the live one."""
+    names = ModuleNames(module)
+    live = {names.canonical(key): value for key, value in _state_dict(module, path).items()}
+    nodes: Mapping[str, Json] = saved["state"]
+    problems = []
+    for name in live.keys() | nodes.keys():
+        if names.loads_its_own_way(name):
+            continue  # such a module may make, rename or resize what it loads; loading will tell
+        if name not in nodes and restoring.strict:
+            problems.append(f"{path}.{name}: {describe(live[name])} in the program, not in the checkpoint")
+        elif name not in live and restoring.strict:
+            problems.append(
+                f"{path}.{name}: {restoring.describe(nodes[name])} in the checkpoint, not in the program"
+            )
+        elif name in live and name in nodes:
+            problems += tensor_problems(live[name], nodes[name], f"{path}.{name}", restoring)
+    return sorted(problems)
+
+
+def tensor_problems(live: object, node: Json, path: str, restoring: Restoring) -> list[str]:
+    """How a live value and a saved one differ, if either is a tensor."""
+    found = node_spec(node, restoring.specs)
+    if not isinstance(live, torch.Tensor) or torch.nn.parameter.is_lazy(live):
+        return []
+    if found is None:
+        return [f"{path}: {describe(live)} in the program, {restoring.describe(node)} in the checkpoint"]
+    dtype, shape = spec_of(live)
+    if shape == found[1] and (dtype == found[0] or found[0] == "" or not restoring.strict):
+        return []
+    return [f"{path}: saved {restoring.describe(node)}, program has {describe(live)}"]
+
+
+def restore_module(module: nn.Module, saved: Json, path: str, restoring: Restoring) -> None:
+    """Load a module in place through its own `load_state_dict`.
+
+    Raises:
+        StateMismatch: the module refuses it.
+    """
+    names = ModuleNames(module)
+    live = {names.canonical(key): key for key in _state_dict(module, path)}
+    own = any(customised(part) for part in module.modules())
+    state: OrderedDict[str, Any] = OrderedDict()
+    for name, node in saved["state"].items():
+        if name not in live and not restoring.strict and not names.loads_its_own_way(name):
+            restoring.skip(f"{path}.{name}: in the checkpoint, not in the program")
+            continue
+        state[live.get(name) or names.raw(name)] = _value(node, own, restoring)
+    for name in live.keys() - saved["state"].keys():
+        restoring.skip(f"{path}.{name}: in the program, not in the checkpoint")
+    state._metadata = _versions(module, names, saved, restoring)  # type: ignore[attr-defined] # where torch looks for it
+    _spread_buffers(module, state)
+    _load(module, state, path, strict=restoring.strict)
+    _compare_frozen(module, saved, path, restoring)
+
+
+def _value(node: Json, own: bool, restoring: Restoring) -> Any:
+    """What is handed to `load_state_dict`. torch's own loading only copies from it, so no copy is made before."""
+    if isinstance(node, Mapping) and node.get("$") == "tensor" and not own:
+        return restoring.source.view(node["name"])
+    return restoring.source.decode(node)
+
+
+def _load(module: nn.Module, state: Mapping[str, Any], path: str, *, strict: bool) -> None:
+    try:
+        if strict:
+            module.load_state_dict(state)
+        else:
+            module.load_state_dict(state, strict=False)
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise StateMismatch(
+            f"{path} refused its saved state: {error}", problems=[f"{path}: {error}"]
+        ) from error
+
+
+def _versions(
+    module: nn.Module, names: ModuleNames, saved: Json, restoring: Restoring
+) -> OrderedDict[str, Any]:
+    versions = restoring.source.decode(saved["metadata"])
+    parts = [(part, names.module(part)) for part, _ in module.named_modules(remove_duplicate=False)]
+    return OrderedDict((part, versions[name]) for part, name in parts if name in versions)
+
+
+def _spread_buffers(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give expanded buffers memory for each of their elements: torch cannot load into them otherwise."""
+    for prefix, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            full = f"{prefix}.{name}" if prefix else name
+            if buffer is not None and full in state and overlaps_itself(buffer):
+                part._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+
+
+def _compare_frozen(module: nn.Module, saved: Json, path: str, restoring: Restoring) -> None:
+    frozen = set(saved["frozen"])
+    for name, parameter in named_parameters(module):
+        if name in saved["state"] and parameter.requires_grad is (name in frozen):
+            was = "frozen" if name in frozen else "trainable"
+            restoring.warn(
+                f"{path}.{name} was saved {was}, but has requires_grad={parameter.requires_grad} now"
+            )
+
+
+def customised(module: nn.Module) -> bool:
+    """Whether a module saves or loads in another way than torch's modules do."""
+    kind = type(module)
+    hooks = module._load_state_dict_pre_hooks or module._state_dict_hooks or module._state_dict_pre_hooks
+    return bool(hooks) or any(
+        not getattr(getattr(kind, name), "__module__", "").startswith("torch.")
+        for name in ("_load_from_state_dict", "load_state_dict", "state_dict", "_save_to_state_dict")
+    )

@@ -1,0 +1,236 @@
+"""Where every tensor of a save goes: which file, which box, which place in the arena. Values only.
+
+The arena holds the files of a save byte for byte, each from a multiple of 4096 on. A tensor that is too large for a
+file is cut into boxes, along its first dimension that is longer than 1, and again if that is not enough. The plan
+depends on names, dtypes, shapes and roles alone, so it is made once and kept while these stay the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from spotsafe.checkpoint import dtypes, layout
+from spotsafe.checkpoint.image import METADATA, PAGE, ImageTensor, plan_image
+from spotsafe.checkpoint.index import Slice, TensorEntry
+from spotsafe.tensors.tree import NamedTensor, spec_of
+from spotsafe.writer.job import HealthSpan, StagedFile
+
+MAX_FILE_BYTES = 2 << 30
+"""Default size that a data file does not exceed, in bytes."""
+_SCANNED = ("parameter", "moment", "buffer")
+_ENTRY_BYTES = 160
+"""More than the header needs for one tensor beside its name and the numbers of its shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a plan needs to know of a tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A box of a tensor and its place in the arena."""
+
+    tensor: int
+    """Position in the capture's tensors."""
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    arena_offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePlan:
+    """A whole save as it will lie in the arena."""
+
+    specs: tuple[TensorSpec, ...]
+    files: tuple[StagedFile, ...]
+    tensors: tuple[TensorEntry, ...]
+    """For the index, in the order of the capture."""
+    placements: tuple[Placement, ...]
+    headers: tuple[tuple[int, bytes], ...]
+    """Arena offset and bytes of each file's header."""
+    health: tuple[HealthSpan, ...]
+    arena_size: int
+    """Bytes that the arena must have; a multiple of 4096."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the sizes of the files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    tensor: int
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    key: str
+    nbytes: int
+
+
+def specs_of(tensors: Iterable[NamedTensor]) -> tuple[TensorSpec, ...]:
+    """The specs of live tensors."""
+    return tuple(TensorSpec(one.name, *spec_of(one.tensor), one.role) for one in tensors)
+
+
+def plan_save(
+    specs: Sequence[TensorSpec], *, rank: int = 0, max_file_bytes: int = MAX_FILE_BYTES
+) -> SavePlan:
+    """Lay out the files of one rank.
+
+    Args:
+        specs: the tensors, each name once.
+        rank: of this process; part of the file names.
+        max_file_bytes: what a file does not exceed; only a header or an item that alone is larger does.
+
+    Raises:
+        UnsupportedState: a dtype that cannot be stored.
+        ValueError: a name that appears twice, or a limit below 1.
+    """
+    if max_file_bytes < 1:
+        raise ValueError(f"max_file_bytes must be positive, not {max_file_bytes}")
+    if len({spec.name for spec in specs}) != len(specs):
+        raise ValueError("two tensors of one save have the same name")
+    layout_ = _Layout(specs, rank=rank)
+    for pieces in _packed(_pieces(specs, max_file_bytes), specs, max_file_bytes):
+        layout_.add_file(pieces)
+    return layout_.plan()
+
+
+class PlanCache:
+    """Keeps the last plan while the tensors stay the same."""
+
+    def __init__(self, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        self._max_file_bytes = max_file_bytes
+        self._key: object = None
+        self._plan: SavePlan | None = None
+
+    def plan(self, tensors: Iterable[NamedTensor], *, rank: int = 0) -> SavePlan:
+        """The plan for these tensors; the same object as last time if nothing about them changed."""
+        specs = specs_of(tensors)
+        if self._plan is None or self._key != (rank, specs):
+            self._plan = plan_save(specs, rank=rank, max_file_bytes=self._max_file_bytes)
+            self._key = (rank, specs)
+        return self._plan
+
+
+class _Layout:
+    """Files one after the other in the arena."""
+
+    def __init__(self, specs: Sequence[TensorSpec], *, rank: int) -> None:
+        self._specs, self._rank, self._end = tuple(specs), rank, 0
+        self._files: list[StagedFile] = []
+        self._headers: list[tuple[int, bytes]] = []
+        self._placements: list[Placement] = []
+        self._slices: list[list[Slice]] = [[] for _ in specs]
+
+    def add_file(self, pieces: Sequence[_Piece]) -> None:
+        image = plan_image(
+            ImageTensor.of(piece.key, dtype=self._dtype(piece.tensor), shape=piece.lengths)
+            for piece in pieces
+        )
+        name, base = layout.data_file(self._rank, len(self._files)), self._end
+        self._files.append(StagedFile(name=name, arena_offset=base, size=image.size))
+        self._headers.append((base, image.header))
+        self._end += -(-image.size // PAGE) * PAGE
+        for piece in pieces:
+            start = image.starts[piece.key]
+            box = {"offsets": piece.offsets, "lengths": piece.lengths}
+            self._slices[piece.tensor].append(Slice(file=name, start=start, nbytes=piece.nbytes, **box))
+            self._placements.append(
+                Placement(tensor=piece.tensor, arena_offset=base + start, nbytes=piece.nbytes, **box)
+            )
+
+    def plan(self) -> SavePlan:
+        entries = tuple(
+            TensorEntry(
+                name=spec.name, dtype=spec.dtype, shape=spec.shape, slices=tuple(slices), role=spec.role
+            )
+            for spec, slices in zip(self._specs, self._slices, strict=True)
+        )
+        return SavePlan(
+            specs=self._specs,
+            files=tuple(self._files),
+            tensors=entries,
+            placements=tuple(self._placements),
+            headers=tuple(self._headers),
+            health=tuple(self._spans()),
+            arena_size=self._end,
+        )
+
+    def _spans(self) -> Iterator[HealthSpan]:
+        for place in self._placements:
+            spec = self._specs[place.tensor]
+            if (
+                place.nbytes
+                and spec.role in _SCANNED
+                and spec.dtype.startswith(("float", "bfloat", "complex"))
+            ):
+                yield HealthSpan(
+                    tensor=spec.name,
+                    arena_offset=place.arena_offset,
+                    nbytes=place.nbytes,
+                    dtype=spec.dtype,
+                    role=spec.role,
+                )
+
+    def _dtype(self, tensor: int) -> dtypes.DtypeInfo:
+        return _dtype(self._specs[tensor])
+
+
+def _dtype(spec: TensorSpec) -> dtypes.DtypeInfo:
+    return dtypes.require(spec.dtype, path=spec.name)
+
+
+def _pieces(specs: Sequence[TensorSpec], limit: int) -> Iterator[_Piece]:
+    names = {spec.name for spec in specs}
+    for number, spec in enumerate(specs):
+        item = _dtype(spec).item_bytes
+        origin = (0,) * len(spec.shape)
+        whole = math.prod(spec.shape) * item <= limit
+        for offsets, lengths in _cut(origin, spec.shape, item, limit):
+            key = spec.name if whole else f"{spec.name}[{','.join(map(str, offsets))}]"
+            while key in {"", METADATA} or (key != spec.name and key in names):
+                key += "'"
+            names.add(key)
+            yield _Piece(number, offsets, lengths, key, math.prod(lengths) * item)
+
+
+def _cut(
+    offsets: tuple[int, ...], lengths: tuple[int, ...], item: int, limit: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Boxes of at most `limit` bytes (or of one item) that cover the box exactly, of nearly equal size."""
+    nbytes = math.prod(lengths) * item
+    axis = next((axis for axis, length in enumerate(lengths) if length > 1), None)
+    if nbytes <= limit or axis is None:
+        yield offsets, lengths
+        return
+    parts = min(lengths[axis], -(-nbytes // limit))
+    bounds = [lengths[axis] * part // parts for part in range(parts + 1)]
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        shifted = (*offsets[:axis], offsets[axis] + low, *offsets[axis + 1 :])
+        shorter = (*lengths[:axis], high - low, *lengths[axis + 1 :])
+        yield from _cut(shifted, shorter, item, limit)
+
+
+def _packed(pieces: Iterable[_Piece], specs: Sequence[TensorSpec], limit: int) -> Iterator[list[_Piece]]:
+    """Fill files one after the other, so that the tensors of one object stay together."""
+    file: list[_Piece] = []
+    used = 0
+    for piece in pieces:
+        need = piece.nbytes + len(piece.key) + _ENTRY_BYTES + 20 * len(specs[piece.tensor].shape)
+        if file and used + need > limit:
+            yield file
+            file, used = [], 0
+        file.append(piece)
+        used += need
+    if file:
+        yield file

@@ -1,0 +1,73 @@
+"""The copy of a captured state into the arena: the only part of a save for which training waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from spotsafe.tensors.plan import Placement, SavePlan
+from spotsafe.tensors.tree import Capture, NamedTensor, as_bytes, spec_of
+
+
+def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
+    """Copy every tensor to its place and write the headers; blocking, each byte once.
+
+    Args:
+        plan: made for exactly the tensors of the capture.
+        capture: the live tensors.
+        arena: writable, at least `plan.arena_size` bytes.
+
+    Raises:
+        ValueError: the arena is too small or read-only, or the tensors are not those of the plan.
+    """
+    tensors = capture.tensors
+    _check(plan, tensors, arena)
+    for offset, header in plan.headers:
+        arena[offset : offset + len(header)] = header
+    devices = set()
+    with torch.no_grad():
+        memory = (
+            torch.frombuffer(arena, dtype=torch.uint8)
+            if plan.arena_size
+            else torch.empty(0, dtype=torch.uint8)
+        )
+        for place in plan.placements:
+            if place.nbytes:
+                tensor = tensors[place.tensor].tensor.detach()
+                _copy(_box(tensor, place), memory[place.arena_offset : place.arena_offset + place.nbytes])
+                devices.add(tensor.device)
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+
+
+def _check(plan: SavePlan, tensors: Sequence[NamedTensor], arena: memoryview) -> None:
+    if arena.readonly or arena.nbytes < plan.arena_size:
+        raise ValueError(f"the arena must be writable and have {plan.arena_size} bytes, not {arena.nbytes}")
+    if len(tensors) != len(plan.specs):
+        raise ValueError(f"the plan is for {len(plan.specs)} tensors, not {len(tensors)}")
+    for one, spec in zip(tensors, plan.specs, strict=True):
+        if one.name != spec.name or spec_of(one.tensor) != (spec.dtype, spec.shape):
+            raise ValueError(f"tensor {one.name!r} {spec_of(one.tensor)} is not the plan's {spec}")
+
+
+def _box(tensor: torch.Tensor, place: Placement) -> torch.Tensor:
+    for axis, (offset, length) in enumerate(zip(place.offsets, place.lengths, strict=True)):
+        if length != tensor.shape[axis]:
+            tensor = tensor.narrow(axis, offset, length)
+    return tensor
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy into the bytes of `target`, row-major, with conjugation and negation carried out."""
+    if source.is_conj() or source.is_neg():
+        source = source.resolve_conj().resolve_neg()
+    if source.is_contiguous():
+        # As bytes: torch has no copy kernel for some dtypes, and warns about others.
+        target.copy_(as_bytes(source), non_blocking=True)
+    elif source.element_size() == 1:
+        target.view(source.shape).copy_(source.view(torch.uint8), non_blocking=True)
+    else:
+        words = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(source.element_size(), source.dtype)
+        target.view(words).view(source.shape).copy_(source.view(words), non_blocking=True)

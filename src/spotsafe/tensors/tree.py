@@ -1,0 +1,277 @@
+"""From live values to typed JSON with named tensors.
+
+A `Collector` walks the state of the tracked objects. Plain values become typed JSON; every tensor becomes a name in
+it, and aliases (tied weights, a parameter that a second object also holds) become the same name.
+`spotsafe.tensors.source` goes the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from spotsafe.checkpoint import dtypes, typed
+from spotsafe.errors import UnsupportedState
+
+Json = Any
+"""A value that `json` can write."""
+Spec = tuple[str, tuple[int, ...]]
+"""A tensor's dtype as torch names it, without ``torch.``, and its shape."""
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, *((torch.nn.Buffer,) if hasattr(torch.nn, "Buffer") else ()))
+COMPRESSED: Mapping[torch.layout, tuple[str, str]] = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+_ROLE_ORDER = {"other": 0, "buffer": 1, "moment": 2, "parameter": 3}
+WORDS = {"torch.dtype": torch.dtype, "torch.layout": torch.layout, "torch.memory_format": torch.memory_format}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTensor:
+    """A live tensor under the name that it has in the checkpoint."""
+
+    name: str
+    tensor: torch.Tensor
+    role: str = "other"
+    """`parameter` (trainable), `moment` (of an optimizer), `buffer` or `other`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """The state of everything tracked, at one instant. The tensors are the live ones, not copies."""
+
+    state: Mapping[str, Json]
+    """Tracked name -> typed tree, in which tensors are ``{"$": "tensor", "name": ...}``."""
+    tensors: tuple[NamedTensor, ...]
+    """Each tensor once, aliases too."""
+    session: Json = None
+    """The session's own values as typed JSON; their tensors are in `tensors` too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """What a checkpoint holds: verified, on the CPU, in memory that nobody else changes."""
+
+    state: Mapping[str, Json]
+    tensors: Mapping[str, torch.Tensor] = field(repr=False)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    """Dtype and shape of a live tensor."""
+    return dtype_name(tensor.dtype), tuple(tensor.shape)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """`torch.float32` for ``float32``.
+
+    Raises:
+        UnsupportedState: this torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None) if dtypes.find(name) is not None else None
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedState(
+            f"torch {torch.__version__} has no dtype {name!r}; load with the version that saved it"
+        )
+    return dtype
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements lie at one place in memory (after `expand`), so that it cannot be written."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+class Collector:
+    """Gathers the tensors of one capture."""
+
+    def __init__(self) -> None:
+        self._at: dict[object, int] = {}
+        self._taken: set[str] = set()
+        self._tensors: list[NamedTensor] = []
+
+    @property
+    def tensors(self) -> tuple[NamedTensor, ...]:
+        """All that was gathered, in the order of the first sight."""
+        return tuple(self._tensors)
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The name of a tensor that was gathered, or of one that is the same memory; None if there is none."""
+        key = _alias_key(tensor)
+        index = self._at.get(key) if key is not None else None
+        return None if index is None else self._tensors[index].name
+
+    def encode(self, value: object, path: str, *, role: str = "other") -> Json:
+        """Typed JSON of any value; `path` names it in errors and becomes the names of its tensors.
+
+        Raises:
+            UnsupportedState: it holds something that cannot be saved; the message says where and what to do.
+        """
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value, path, role=role)
+        return typed.encode(value, path=path, leaf=lambda leaf, at: self._leaf(leaf, at, role))
+
+    def members(self, value: object, path: str, *, role: str = "other") -> Json:
+        """The same as `encode`, with names like ``path.key`` for what a dict of plain words holds."""
+        if type(value) is not dict or not all(type(key) is str and key.isidentifier() for key in value):
+            return self.encode(value, path, role=role)
+        return {key: self.encode(item, f"{path}.{key}", role=role) for key, item in value.items()}
+
+    def tensor(self, tensor: torch.Tensor, path: str, *, role: str = "other") -> Json:
+        """The node of a tensor: its name, or for composed tensors the names of its components."""
+        _refuse(tensor, path)
+        if is_traceable_wrapper_subclass(tensor):
+            return self._wrapper(tensor, path, role)
+        if tensor.layout is torch.sparse_coo:
+            parts = {"indices": tensor._indices(), "values": tensor._values()}
+            extra = {"shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
+            return {"$": "torch.sparse_coo", **self._parts(parts, path, role), **extra}
+        if tensor.layout in COMPRESSED:
+            parts = {name: getattr(tensor, name)() for name in (*COMPRESSED[tensor.layout], "values")}
+            return {"$": str(tensor.layout), **self._parts(parts, path, role), "shape": list(tensor.shape)}
+        return self._strided(tensor, path, role)
+
+    def _parts(self, parts: Mapping[str, torch.Tensor], path: str, role: str) -> dict[str, Json]:
+        return {name: self.tensor(part, f"{path}.{name}", role=role) for name, part in parts.items()}
+
+    def _strided(self, tensor: torch.Tensor, path: str, role: str) -> Json:
+        if tensor.layout is not torch.strided:
+            raise UnsupportedState(f"{path} has layout {tensor.layout}; track a dense copy of it", path=path)
+        dtypes.require(dtype_name(tensor.dtype), path=path)
+        key = _alias_key(tensor)
+        index = self._at.get(key) if key is not None else None
+        if index is None:
+            index = len(self._tensors)
+            self._tensors.append(NamedTensor(name=self._free_name(path), tensor=tensor, role=role))
+            if key is not None:
+                self._at[key] = index
+        seen = self._tensors[index]
+        if _ROLE_ORDER[role] > _ROLE_ORDER[seen.role]:
+            self._tensors[index] = NamedTensor(name=seen.name, tensor=seen.tensor, role=role)
+        node = {"$": "tensor", "name": seen.name}
+        return node if tensor.device.type == "cpu" else {**node, "device": tensor.device.type}
+
+    def _wrapper(self, tensor: Any, path: str, role: str) -> Json:
+        names, context = tensor.__tensor_flatten__()
+        return {
+            "$": "torch.wrapper",
+            "inner": [
+                [name, self.tensor(getattr(tensor, name), f"{path}.{name}", role=role)] for name in names
+            ],
+            "context": self.encode(context, f"{path}.__tensor_flatten__()[1]", role=role),
+            "shape": list(tensor.shape),
+            "stride": list(tensor.stride()),
+        }
+
+    def _free_name(self, path: str) -> str:
+        base = path.encode("utf-8", "backslashreplace").decode("utf-8")
+        name, number = base, 1
+        while name in self._taken:  # two places of a state may spell the same path
+            number += 1
+            name = f"{base}#{number}"
+        self._taken.add(name)
+        return name
+
+    def _leaf(self, value: object, path: str, role: str) -> Json | None:
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value, path, role=role)
+        if isinstance(value, np.ndarray):
+            return self._array(value, path)
+        if isinstance(value, torch.device):
+            return {"$": "torch.device", "value": str(value)}
+        if isinstance(value, torch.Size):
+            return {"$": "torch.Size", "value": list(value)}
+        for word, kind in WORDS.items():
+            if isinstance(value, kind):
+                return {"$": word, "value": str(value).removeprefix("torch.")}
+        return None
+
+    def _array(self, array: np.ndarray[Any, Any], path: str) -> Json:
+        if type(array) is not np.ndarray or array.dtype.hasobject or array.dtype.kind == "V":
+            raise UnsupportedState(
+                f"{path} is a {type(array).__name__} of {array.dtype}, which cannot be saved; keep plain numeric arrays",
+                path=path,
+            )
+        node: dict[str, Json] = {"$": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
+        tensor = _array_tensor(array)
+        return {**node, "values": self.tensor(tensor, path)}
+
+
+def _array_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """The array's numbers as a tensor; the bytes of what torch has no dtype for, such as text or dates."""
+    plain = np.ascontiguousarray(array).reshape(array.shape)
+    if not plain.flags.writeable:
+        plain = plain.copy()
+    if plain.dtype.isnative and plain.dtype.kind in "?bBiufc" and dtypes.find(plain.dtype.name):
+        return torch.from_numpy(plain)
+    return torch.from_numpy(np.frombuffer(bytearray(plain.tobytes()), dtype=np.uint8))
+
+
+def _alias_key(tensor: torch.Tensor) -> object | None:
+    """Equal for two tensors that are the same elements in the same memory; None if there is no memory.
+
+    Addresses are only compared among tensors that one capture holds, so none can have been freed and used again.
+    """
+    if tensor.numel() == 0:
+        return None
+    return (
+        tensor.untyped_storage().data_ptr(),
+        tensor.device,
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def _refuse(tensor: torch.Tensor, path: str) -> None:
+    problem = ""
+    if torch.nn.parameter.is_lazy(tensor):
+        problem = "is not initialised yet; run one forward pass before the session"
+    elif tensor.is_meta:
+        problem = "is on the meta device and has no values; materialise it first"
+    elif tensor.is_quantized:
+        problem = (
+            "is quantized; track its int_repr(), scale and zero_point, or the float tensor it was made from"
+        )
+    elif type(tensor) not in PLAIN and not is_traceable_wrapper_subclass(tensor) and _has_no_memory(tensor):
+        problem = f"is a {type(tensor).__name__} without memory of its own; give it __tensor_flatten__"
+    if problem:
+        raise UnsupportedState(f"{path} {problem}", path=path)
+
+
+def _has_no_memory(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return False
+    try:
+        return tensor.untyped_storage().data_ptr() == 0
+    except (RuntimeError, NotImplementedError):
+        return True
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as a flat tensor of bytes."""
+    flat = tensor.detach().reshape(-1)
+    return flat if flat.dtype is torch.uint8 else flat.view(torch.uint8)
+
+
+def clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy; also of dtypes for which torch has no copy kernel."""
+    if tensor.numel() == 0:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return as_bytes(tensor).clone().view(tensor.dtype).reshape(tensor.shape)

@@ -1,0 +1,82 @@
+"""Whether tensors were touched or hold bad values, without copying them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from spotsafe.tensors.tree import NamedTensor
+
+_CHECKED = ("parameter", "moment")
+
+
+class BuffersMark:
+    """Tensors and their versions at one instant. Equal to another mark if they are the same objects, unwritten."""
+
+    __slots__ = ("_tensors", "_versions")
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        # Holding the tensors keeps a new one from taking the address of an old one.
+        self._tensors = tensors
+        self._versions = [-1 if one.is_inference() else one._version for one in tensors]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BuffersMark):
+            return NotImplemented
+        return (
+            self._versions == other._versions
+            and len(self._tensors) == len(other._tensors)
+            and all(one is two for one, two in zip(self._tensors, other._tensors, strict=True))
+        )
+
+    __hash__ = None  # type: ignore[assignment] # a mark is compared, never looked up
+
+
+class VersionWatch:
+    """Takes marks of the tensors in modules, and of bare ones.
+
+    Walking all submodules at every step would cost more than the marks. Their dicts of parameters and buffers are
+    remembered; `forget` when modules may have been added.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[Mapping[str, torch.Tensor | None]] | None = None
+
+    def forget(self) -> None:
+        """Walk the modules again at the next mark."""
+        self._places = None
+
+    def mark(self, parts: Iterable[object]) -> BuffersMark:
+        """The mark of everything in `parts` that is a tensor or a module; read only after `forget`."""
+        if self._places is None:
+            self._places = _places(parts)
+        return BuffersMark([one for place in self._places for one in place.values() if one is not None])
+
+
+def _places(parts: Iterable[object]) -> list[Mapping[str, torch.Tensor | None]]:
+    places: list[Mapping[str, torch.Tensor | None]] = []
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            places.append({"": part})
+        elif isinstance(part, nn.Module):
+            for module in part.modules():
+                places += [place for place in (module._parameters, module._buffers) if place]
+    return places
+
+
+def not_finite(tensors: Iterable[NamedTensor]) -> frozenset[str]:
+    """Names of the trainable parameters and moments that hold a NaN or an infinity."""
+    return frozenset(one.name for one in tensors if one.role in _CHECKED and not _is_finite(one.tensor))
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
+        return True
+    values = tensor.detach()
+    if values.element_size() == 1:
+        if "float4" in str(values.dtype):
+            return True  # has neither
+        values = values.float()
+    return bool(torch.isfinite(values).all())

@@ -1,0 +1,305 @@
+"""What a session tracks: objects by name, captured together, compared with a checkpoint, restored in place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
+from spotsafe.tensors import kinds
+from spotsafe.tensors.context import Restoring
+from spotsafe.tensors.optimizers import is_optimizer, parameters_of, restore_group_options
+from spotsafe.tensors.owners import Names, find_names, track_line
+from spotsafe.tensors.source import Source
+from spotsafe.tensors.tree import Capture, Collector, Json, SavedState, Spec, spec_of
+from spotsafe.tensors.versions import BuffersMark, VersionWatch, not_finite
+
+_SHOWN = 20
+
+
+class Tracker:
+    """The tracked objects of one session.
+
+    Args:
+        strict: whether names that only one side has are an error; otherwise they are left as they are and listed in
+            `skipped`. Shapes must agree either way.
+        options: names that mean options of the session, for the hint in an error.
+        warn: takes one line for people.
+    """
+
+    def __init__(
+        self, *, strict: bool = True, options: Collection[str] = (), warn: Callable[[str], None]
+    ) -> None:
+        self._strict, self._options, self._warn = strict, frozenset(options), warn
+        self._objects: dict[str, Any] = {}
+        self._saved: SavedState | None = None
+        self._restored: set[str] = set()
+        self._warned: set[str] = set()
+        self._watch = VersionWatch()
+        self.skipped: list[str] = []
+
+    # -- what is tracked ---------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which objects are tracked."""
+        return tuple(self._objects)
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """Every tracked optimizer of torch's class, also inside dicts and lists."""
+        return tuple(part for _, part in self._parts() if isinstance(part, torch.optim.Optimizer))
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Every tracked module, also inside dicts and lists."""
+        return tuple(part for _, part in self._parts() if isinstance(part, nn.Module))
+
+    def add(self, name: str, obj: Any, *, from_state: bool = False) -> None:
+        """Track an object; if a checkpoint was restored that holds it, restore it at once.
+
+        Args:
+            name: its name in the checkpoint.
+            obj: the object.
+            from_state: it came in ``state={...}``, where names of options are allowed.
+
+        Raises:
+            UnsupportedState: it is no state (a TypeError); names the nearest option.
+            ValueError: the name is taken, reserved or no name, or the object is tracked already.
+            StateMismatch: it does not fit what the checkpoint holds of it.
+        """
+        self._check_name(name, from_state=from_state)
+        self._check_kind(name, obj)
+        for other, known in self._objects.items():
+            if known is obj:
+                raise ValueError(f"{name} is tracked already, as {other}")
+        self._objects[name] = obj
+        self._watch.forget()
+        if self._saved is not None:
+            self._restore_late(name)
+
+    def _check_name(self, name: str, *, from_state: bool) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"state needs a name, not {name!r}")
+        if name in self._objects:
+            raise ValueError(f"{name} is tracked already; choose another name")
+        if name in self._options and not from_state:
+            raise ValueError(
+                f"{name} is an option of the session; to track state of that name use state={{...}}"
+            )
+
+    def _check_kind(self, name: str, obj: Any) -> None:
+        try:
+            kinds.kind_of(obj, name)
+        except UnsupportedState as error:
+            near = difflib.get_close_matches(name, sorted(self._options), n=1)
+            if not near or name in self._options:
+                raise
+            raise UnsupportedState(
+                f"{name} is no state; did you mean {near[0]}=? ({error})", path=name
+            ) from error
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        for name, obj in self._objects.items():
+            yield from kinds.parts(obj, name)
+
+    # -- capture -----------------------------------------------------------------------------------------------
+
+    def capture(self, *, session: object = None) -> Capture:
+        """The state of everything tracked, with live tensors; and the session's own values.
+
+        Raises:
+            UntrackedParameters: an optimizer holds a parameter that no tracked object owns.
+            UnsupportedState: something cannot be saved; the message names its path.
+        """
+        self._watch.forget()
+        names = self._names()
+        self._refuse_unowned(names)
+        return self._capture(names, session, self._objects)
+
+    def _capture(self, names: Names, session: object, objects: Mapping[str, Any]) -> Capture:
+        collector = Collector()
+        capturing = kinds.Capturing(collector=collector, names=names.of, warn=self._warn_once)
+        # Optimizers last: a tensor that is also elsewhere is called after its owner.
+        order = sorted(objects, key=lambda name: is_optimizer(objects[name]))
+        state = {name: kinds.capture(objects[name], name, capturing) for name in order}
+        values = collector.members(session, "run")
+        return Capture(
+            state={name: state[name] for name in objects}, tensors=collector.tensors, session=values
+        )
+
+    def nonfinite(self) -> frozenset[str]:
+        """Names of the trainable parameters and moments that hold a NaN or an infinity now."""
+        names = self._names()
+        whole = {name: obj for name, obj in self._objects.items() if not self._unowned_in(name, names)}
+        return not_finite(self._capture(names, None, whole).tensors)
+
+    def buffers_mark(self) -> BuffersMark:
+        """A cheap mark of the tensors in tracked modules and of tracked tensors.
+
+        Two marks are equal unless one of these tensors was written in place or replaced in between. Writes through
+        ``.data`` and by fused optimizers do not show.
+        """
+        return self._watch.mark(part for _, part in self._parts())
+
+    def buffers_moved(self, mark: BuffersMark) -> bool:
+        """Whether one of these tensors changed since `mark`."""
+        return self.buffers_mark() != mark
+
+    # -- owners of parameters ----------------------------------------------------------------------------------
+
+    def unowned(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters of tracked optimizers that no tracked object owns: path of the optimizer, parameter."""
+        names = self._names()
+        return [item for name in self._objects for item in self._unowned_in(name, names)]
+
+    def _names(self) -> Names:
+        return find_names(self._objects)
+
+    def _unowned_in(self, name: str, names: Names) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (at, parameter)
+            for at, part in kinds.parts(self._objects[name], name)
+            if is_optimizer(part)
+            for parameter in parameters_of(part)
+            if id(parameter) not in names.of
+        ]
+
+    def _refuse_unowned(self, names: Names) -> None:
+        lost = [item for name in self._objects for item in self._unowned_in(name, names)]
+        if lost:
+            raise UntrackedParameters(track_line(lost, taken=self._objects))
+
+    # -- restore -----------------------------------------------------------------------------------------------
+
+    def check(self, *, tensors: Mapping[str, Spec], state: Mapping[str, Json]) -> list[str]:
+        """Everything in which a checkpoint does not fit the objects tracked now; changes nothing.
+
+        Args:
+            tensors: dtype (as torch names it, without ``torch.``) and shape of every saved tensor.
+            state: `Index.state`.
+
+        Returns:
+            One line for each mismatch: name, what was saved, what the program has. An optimizer of which a parameter
+            has no owner yet is left out.
+        """
+        names = self._names()
+        return [problem for name in self._objects for problem in self._problems(name, names, tensors, state)]
+
+    def _problems(
+        self, name: str, names: Names, specs: Mapping[str, Spec], state: Mapping[str, Json]
+    ) -> list[str]:
+        if name not in state:
+            known = ", ".join(list(state)[:_SHOWN]) or "nothing"
+            missing = f"{name}: tracked, but not in the checkpoint, which holds {known}"
+            return [missing] if self._strict else []
+        if self._unowned_in(name, names):
+            return []
+        restoring = self._restoring(names, specs, Source({}))
+        return kinds.problems(self._objects[name], state[name], name, restoring)
+
+    def restore(self, saved: SavedState) -> None:
+        """Restore everything tracked now, in place; keep the rest for objects that are tracked later.
+
+        Raises:
+            StateMismatch: something does not fit; nothing was changed, unless an object refused its state itself.
+        """
+        self._saved, self._restored = saved, set()
+        self._refuse(self.check(tensors=_specs(saved), state=saved.state))
+        names = self._names()
+        for name in self._objects:
+            self._restore_one(name, names)
+
+    def _restore_late(self, name: str) -> None:
+        """Restore an object that was tracked after the restore, and optimizers that waited for its parameters."""
+        assert self._saved is not None
+        names, specs = self._names(), _specs(self._saved)
+        waiting = [one for one in self._objects if one not in self._restored]
+        self._refuse(
+            [problem for one in waiting for problem in self._problems(one, names, specs, self._saved.state)]
+        )
+        for one in waiting:
+            self._restore_one(one, names)
+        if isinstance(self._objects[name], torch.optim.lr_scheduler.LRScheduler):
+            self._repeat_options(self._objects[name].optimizer, names)
+
+    def _restore_one(self, name: str, names: Names) -> None:
+        assert self._saved is not None
+        if self._unowned_in(name, names):
+            return  # until the last of its parameters has a name
+        self._restored.add(name)
+        if name not in self._saved.state:
+            self.skipped.append(f"{name}: tracked, not in the checkpoint")
+            return
+        restoring = self._restoring(names, _specs(self._saved), Source(self._saved.tensors))
+        kinds.restore(self._objects[name], self._saved.state[name], name, restoring)
+
+    def _repeat_options(self, optimizer: torch.optim.Optimizer, names: Names) -> None:
+        """A scheduler's constructor sets its optimizer's lr; made after the restore, it overwrote the saved one."""
+        assert self._saved is not None
+        for name in self._restored & self._saved.state.keys():
+            for at, part, saved in kinds.saved_parts(self._objects[name], self._saved.state[name], name):
+                if part is optimizer:
+                    restoring = self._restoring(names, _specs(self._saved), Source(self._saved.tensors))
+                    restore_group_options(part, saved, at, restoring)
+
+    def _restoring(self, names: Names, specs: Mapping[str, Spec], source: Source) -> Restoring:
+        return Restoring(
+            source=source,
+            specs=specs,
+            strict=self._strict,
+            names=names.of,
+            aliases=names.aliases,
+            warn=self._warn_once,
+            skipped=self.skipped,
+        )
+
+    def judge(self) -> None:
+        """Everything is tracked by now: refuse what has no owner, and free what the checkpoint held.
+
+        Raises:
+            UntrackedParameters: an optimizer holds a parameter that no tracked object owns.
+            StateMismatch: the checkpoint holds names that nobody claimed (with `strict`; else a warning).
+        """
+        self._refuse_unowned(self._names())
+        if self._saved is None:
+            return
+        left = [name for name in self._saved.state if name not in self._objects]
+        if left and self._strict:
+            self._refuse(
+                [f"{name}: in the checkpoint, but not tracked; run.track({name}=...)" for name in left]
+            )
+        if left:
+            self.skipped += [f"{name}: in the checkpoint, not tracked" for name in left]
+        if self.skipped:
+            self._warn(f"not restored (strict=False): {_listed(self.skipped)}")
+        self.release()
+
+    def release(self) -> None:
+        """Free what the checkpoint held; objects that are tracked from now on are not restored."""
+        self._saved = None
+
+    def _refuse(self, problems: Sequence[str]) -> None:
+        if problems:
+            lines = _listed(problems, between="\n  ")
+            raise StateMismatch(
+                f"the checkpoint does not fit the program in {len(problems)} places:\n  {lines}",
+                problems=problems,
+            )
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(text)
+
+
+def _specs(saved: SavedState) -> dict[str, Spec]:
+    return {name: spec_of(tensor) for name, tensor in saved.tensors.items()}
+
+
+def _listed(lines: Sequence[str], *, between: str = "; ") -> str:
+    return between.join(lines)
