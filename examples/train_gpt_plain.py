@@ -1,8 +1,7 @@
 """Train a small GPT on the source code of the Python standard library.
 
 `train_gpt_plain.py` is a plain training loop. `train_gpt.py` is the same with spotsafe: four lines differ.
-Kill that one however you like and run the same command again: it carries on, and ends bit for bit as if
-nothing had happened.
+Kill that one however you like and run the same command again: it ends as if nothing had happened.
 
     python train_gpt.py --url runs/gpt --steps 1000
 """
@@ -13,10 +12,12 @@ import argparse
 import hashlib
 import json
 import os
+import random
 import sysconfig
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,8 +40,7 @@ class Text(data.Dataset[tuple[Tensor, Tensor, int]]):
         return (len(self.text) - 1) // CONTEXT
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, int]:
-        start = number * CONTEXT
-        window = self.text[start : start + CONTEXT + 1].long()
+        window = self.text[number * CONTEXT : (number + 1) * CONTEXT + 1].long()
         return window[:-1], window[1:], number
 
 
@@ -79,8 +79,7 @@ class GPT(nn.Module):
         self.logits = nn.Linear(width, 256, bias=False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1], device=x.device)
-        x = self.blocks(self.bytes(x) + self.places(places))
+        x = self.blocks(self.bytes(x) + self.places.weight)
         return functional.cross_entropy(self.logits(self.norm(x)).flatten(0, 1), y.flatten())
 
 
@@ -107,7 +106,8 @@ def train(
 ) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may add in another order
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(seed)
+    for set_seed in (random.seed, np.random.seed, torch.manual_seed):
+        set_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     text = Text()
