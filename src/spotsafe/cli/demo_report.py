@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from spotsafe import human
 from spotsafe.cli.demo_compare import Check
 from spotsafe.cli.demo_story import Attempt, Audience
 from spotsafe.cli.output import print_table
@@ -108,7 +109,7 @@ def print_report(attempts: Sequence[Attempt], checks: Sequence[Check], *, second
     click.echo()
     good = all(check.equal for check in checks) and all(attempt.as_expected for attempt in attempts)
     verdict = "as if nothing had happened" if good else "NOT as if nothing had happened"
-    click.echo(f"{len(attempts) - 1} interruptions, {seconds:.0f} s in all: {verdict}.")
+    click.echo(f"{human.count(len(attempts) - 1, 'interruption')}, {seconds:.0f} s in all: {verdict}.")
 
 
 def steps_lost(attempt: Attempt, following: Attempt | None) -> int | None:
