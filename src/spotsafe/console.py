@@ -1,8 +1,8 @@
 """What a person sees: three lines in a run that goes well, and a line for each thing that does not.
 
-`Console` prints them to stderr, whether or not anybody set up logging. `LogSink` gives every event to the logger
-``spotsafe``; where that logger's records reach the terminal too, `Console` leaves the lines to it, so that
-nothing is shown twice. The environment variable ``SPOTSAFE_LOG`` shows more.
+`Console` prints them to stderr, whether or not anybody set up logging. `LogSink` gives every event to the
+logger ``spotsafe``; where that logger's records reach the terminal too, `Console` leaves the lines to it, so
+that nothing is shown twice. The environment variable ``SPOTSAFE_LOG`` shows more.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def describe(event: Event) -> str:
 def configure_logging(environ: Mapping[str, str] | None = None) -> None:
     """Do what ``SPOTSAFE_LOG=debug|info|warning|error|critical`` asks for; nothing if it is not set.
 
-    Called again it only changes the level. Where the application's own handlers show a record on the terminal,
-    ours keeps quiet.
+    Called again it only changes the level. Where the application's own handlers show a record on the
+    terminal, ours keeps quiet.
 
     Raises:
         ValueError: the variable names no level.
@@ -180,7 +180,7 @@ def _is_terminal(handler: logging.Handler) -> bool:
     if stream is None:
         # rich and others that draw on a console hold it under this name
         return getattr(handler, "console", None) is not None
-    return stream in {sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__}
+    return any(stream is one for one in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__))
 
 
 def _level(event: Event) -> int:

@@ -28,7 +28,7 @@ class Saved:
     """Attempt, step, number of the save: the only order that checkpoints have."""
     step: int
     created: float
-    """Unix time in seconds. Sorts checkpoints into hours, never decides which one is newer."""
+    """Unix time in seconds. Sorts checkpoints into periods, never decides which one is newer."""
     healthy: bool
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
 
@@ -120,12 +120,13 @@ class Every(Keep):
         """Names of the first of each period.
 
         The first, not the last: the last of the current period changes with every save, so that nothing would
-        ever grow old enough to be the checkpoint of an hour ago.
+        ever grow old enough to be the checkpoint of an hour ago. Periods are ordered by the clock, so that an
+        attempt with a wrong one costs a place at most, and what was kept once is not given up for it.
         """
-        first: dict[float, Saved] = {}
+        first: dict[int, Saved] = {}
         for one in reversed(newest_first(saved)):
             first.setdefault(math.floor(one.created / (self.hours * 3600)), one)
-        return _names(newest_first(first.values())[: self.keep])
+        return _names(first[period] for period in sorted(first, reverse=True)[: self.keep])
 
     def __repr__(self) -> str:
         return f"every(hours={self.hours:g}, keep={self.keep})"
