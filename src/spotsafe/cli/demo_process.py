@@ -86,9 +86,7 @@ class Training:
         """
         self._wait(lambda: bool(self.steps) and self.steps[-1].step >= step)
         if not self.steps or self.steps[-1].step < step:
-            raise DemoFailed(
-                f"training ended with status {self._process.returncode} before step {step}; {self._words()}"
-            )
+            raise self.failed(f"training ended with status {self._process.returncode} before step {step}")
 
     def wait_for_end(self) -> int:
         """Return the exit status; of a killed process the signal's number, negative.
@@ -114,6 +112,11 @@ class Training:
         """Seconds from the start of the process to the end of its first step."""
         return self.steps[0].time - self.started if self.steps else None
 
+    def failed(self, what: str) -> DemoFailed:
+        """The error to raise, with the end of the process's output."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        return DemoFailed(f"{what}; the end of its output ({self.log}):\n" + "\n".join(lines))
+
     def _wait(self, reached: Callable[[], bool]) -> None:
         """Read the trace until a condition holds or the process has ended."""
         deadline = time.monotonic() + PATIENCE_S
@@ -124,7 +127,7 @@ class Training:
             if reached() or ended:
                 return
             if time.monotonic() > deadline:
-                raise DemoFailed(f"training made no step for {PATIENCE_S:.0f} s; {self._words()}")
+                raise self.failed(f"training made no step for {PATIENCE_S:.0f} s")
             try:
                 self._process.wait(timeout=_LOOK_S)
             except subprocess.TimeoutExpired:
@@ -141,10 +144,6 @@ class Training:
             self.steps.append(Step.parse(line))
             self._on_step(self.steps[-1].step)
         return bool(whole)
-
-    def _words(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-        return f"the end of its output ({self.log}):\n" + "\n".join(lines)
 
 
 def plain_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from spotsafe.checkpoint.candidates import look, read_candidate, read_index
 from spotsafe.checkpoint.catalog import resolve
 from spotsafe.checkpoint.verify import verify
 from spotsafe.cli.demo_compare import Snapshot, Step, TensorFact
-from spotsafe.cli.demo_process import DemoFailed, Training, plain_environment
+from spotsafe.cli.demo_process import Training, plain_environment
 from spotsafe.errors import EXIT_RECLAIMED
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
@@ -90,7 +90,7 @@ def train_reference(plan: Plan, audience: Audience) -> tuple[Step, ...]:
     with _started(plan, audience, name="reference", text="reference, never interrupted") as training:
         status = training.wait_for_end()
         if status != 0:
-            raise DemoFailed(f"the reference ended with status {status}; see {training.log}")
+            raise training.failed(f"the reference ended with status {status}")
     audience.end(f"{len(training.steps)} steps")
     return tuple(training.steps)
 
@@ -217,7 +217,7 @@ def _told(
 ) -> Attempt:
     audience.end(f"exit status {status}; {event}")
     if not training.steps:
-        raise DemoFailed(f"training ended with status {status} before its first step; see {training.log}")
+        raise training.failed(f"training ended with status {status} before its first step")
     return Attempt(
         what=what,
         event=event,
