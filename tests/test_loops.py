@@ -112,7 +112,7 @@ def ids(batch: torch.Tensor) -> list[int]:
     return batch.tolist()
 
 
-# -- ends of bodies --------------------------------------------------------------------------------------------------
+# -- ends of bodies ---
 
 
 def test_a_body_is_committed_when_the_next_one_is_asked_for(rig: Callable[..., Rig]) -> None:
@@ -225,7 +225,7 @@ def test_without_optimizers_a_body_left_in_the_middle_does_not_count(rig: Callab
     assert r.positions.total == 2
 
 
-# -- safe points ------------------------------------------------------------------------------------------------------
+# -- safe points ---
 
 
 def test_gradients_that_are_only_accumulated_are_no_safe_point(rig: Callable[..., Rig]) -> None:
@@ -310,7 +310,7 @@ def test_accumulation_needs_to_know_where_an_epoch_ends(rig: Callable[..., Rig])
         next(r.steps(feed, accumulate=2))
 
 
-# -- look-ahead ------------------------------------------------------------------------------------------------------
+# -- look-ahead ---
 
 
 def look_ahead(iterator: Iterator[Any]) -> Iterator[Any]:
@@ -356,7 +356,7 @@ def test_a_wrapper_like_a_progress_bar_is_fine(rig: Callable[..., Rig]) -> None:
     assert r.positions.total == 3
 
 
-# -- ends of loops and resumes ----------------------------------------------------------------------------------------
+# -- ends of loops and resumes ---
 
 
 def run_flat(r: Rig, feed: Feed, seen: list[Any], *, stop_after: int | None = None, **options: Any) -> None:

@@ -29,7 +29,7 @@ def test_a_position_survives_its_own_state(position: Position) -> None:
 @given(st.dictionaries(st.text(min_size=1), positions, min_size=1), counts)
 def test_positions_survive_their_own_state(loops: dict[str, Position], total: int) -> None:
     """All loops come back, and the resume point is the loop of the last safe point."""
-    where = sorted(loops)[0]
+    where = min(loops)
     saved = Positions(total=total, where=where, loops=loops).to_state()
 
     restored = Positions.from_state(saved)
@@ -83,7 +83,9 @@ def test_two_loops_of_one_name_are_refused() -> None:
 def test_loops_before_the_resume_point_are_passed() -> None:
     """The program had left them; the loop that holds the resume point is not one of them."""
     first, outer, inner = Position(done=3), Position(done=1), Position(done=7)
-    saved = Positions(where="epochs1/steps0", loops={"steps0": first, "epochs1": outer, "epochs1/steps0": inner})
+    saved = Positions(
+        where="epochs1/steps0", loops={"steps0": first, "epochs1": outer, "epochs1/steps0": inner}
+    )
 
     live = Positions.from_state(saved.to_state())
 

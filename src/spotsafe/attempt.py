@@ -14,12 +14,12 @@ from typing import Any
 
 from spotsafe import events as ev
 from spotsafe.activity import Activity
-from spotsafe.errors import Reclaimed, RestartLoop, SaveFailed, SpotsafeError, StateMismatch, Superseded
+from spotsafe.errors import Reclaimed, SaveFailed, SpotsafeError, StateMismatch, Superseded
 from spotsafe.events import Event, Fanout
 from spotsafe.identity import Identity
 from spotsafe.ledger.record import Ledger
 from spotsafe.loops import Loops
-from spotsafe.opening import Opened, open_attempt
+from spotsafe.opening import Opened, load_init_from, open_attempt
 from spotsafe.options import Options
 from spotsafe.positions import Positions
 from spotsafe.reclaim.children import child_deaths_deferred
@@ -78,7 +78,7 @@ class Attempt:
     code: int | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
 
-    # -- begin -------------------------------------------------------------------------------------------------
+    # -- begin ---
 
     @staticmethod
     def begin(
@@ -101,10 +101,17 @@ class Attempt:
             opened = open_attempt(
                 store, options=options, identity=identity, tracker=tracker, emit=fanout.emit
             )
-            ledger = Ledger(store, opened.record.attempt, clock=options.clock)
+            state = _restore(opened, options=options, tracker=tracker, emit=fanout.emit)
+            positions = state.positions
+            ledger = Ledger(
+                store,
+                opened.record.attempt,
+                clock=options.clock,
+                emit=fanout.emit,
+                step=lambda: positions.total,
+            )
             fanout.add(ledger)
             stack.callback(ledger.close)
-            state = _restore(store, opened, options=options, tracker=tracker, emit=fanout.emit)
             values.update(state.values)
             writer = WriterThread(store, emit=fanout.emit, clock=options.clock)
             stack.callback(writer.close)
@@ -117,16 +124,16 @@ class Attempt:
                 policy=options.policy,
                 keep=options.keep,
                 identity=identity,
-                lineage=Lineage.of(opened, nonfinite=state.nonfinite),
+                lineage=_lineage(opened, nonfinite=state.nonfinite),
                 clock=options.clock,
                 emit=fanout.emit,
-                last_step=state.positions.total,
+                last_step=positions.total,
             )
             points = SafePoints(
                 tracker=tracker,
                 saver=saver,
                 watch=watch,
-                positions=state.positions,
+                positions=positions,
                 activity=activity,
                 clock=options.clock,
                 emit=fanout.emit,
@@ -139,11 +146,11 @@ class Attempt:
             )
             loops = Loops(
                 engine=points,
-                positions=state.positions,
+                positions=positions,
                 activity=activity,
                 modules=lambda: list(tracker.modules),
                 on_stop=lambda loop, reason: fanout.emit(
-                    ev.LoopStopped(loop=loop, step=state.positions.total, reason=reason)
+                    ev.LoopStopped(loop=loop, step=positions.total, reason=reason)
                 ),
             )
             attempt = Attempt(
@@ -159,7 +166,7 @@ class Attempt:
             attempt._cleanup = stack.pop_all()
             return attempt
 
-    # -- in between --------------------------------------------------------------------------------------------
+    # -- in between ---
 
     def tracked_more(self) -> None:
         """`run.track` was called."""
@@ -178,7 +185,7 @@ class Attempt:
         """See `Run.wait`."""
         self._drain_and_raise()
 
-    # -- end ---------------------------------------------------------------------------------------------------
+    # -- end ---
 
     def leave(self, error: BaseException | None) -> None:
         """Save what the way out allows and wait for what is in flight.
@@ -303,11 +310,32 @@ def _start_watch(options: Options, fanout: Fanout, stack: ExitStack) -> Watch:
 
 
 def _restore(
-    store: Store,
     opened: Opened,
     *,
     options: Options,
     tracker: Tracker,
     emit: Callable[[Event], None],
 ) -> SessionState:
-    raise NotImplementedError
+    """Load the state into the tracked objects and give the session's own; fresh where there is none."""
+    if opened.loaded is None:
+        if options.init_from is not None:
+            load_init_from(options.init_from, tracker=tracker, emit=emit)
+        return SessionState(positions=Positions(), rng=None, values={}, nonfinite=tracker.nonfinite())
+    began = options.clock.monotonic()
+    state = SessionState.read(opened.loaded.session_values())
+    tracker.restore(opened.loaded.saved)
+    if state.rng is not None:
+        state.rng.restore()
+    seconds = options.clock.monotonic() - began
+    emit(ev.RestoreFinished(checkpoint=str(opened.loaded.name), seconds=seconds))
+    return state
+
+
+def _lineage(opened: Opened, *, nonfinite: frozenset[str]) -> Lineage:
+    choice = opened.choice
+    return Lineage(
+        record=opened.record,
+        resumed_from=None if choice is None else choice.name,
+        passed_over=frozenset() if choice is None else frozenset(choice.passed_over),
+        nonfinite_before=nonfinite,
+    )

@@ -10,7 +10,7 @@ What a safe point does - saving, stopping - is the run's business, behind the `E
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -108,7 +108,7 @@ class Loops:
     _judged: bool = False
     _gradients: GradientMark = ()
 
-    # -- the forms ---------------------------------------------------------------------------------------------
+    # -- the forms ---
 
     def steps(
         self, feed: Feed, *, until: int | None, epochs: int | None, accumulate: int, name: str | None
@@ -170,7 +170,9 @@ class Loops:
                 "safe point already. Use it only in loops that are not run.steps, run.range or run.epochs."
             )
         self._judge()
-        self.positions.reached(MANUAL)  # the generators were restored at enter; there is no better moment here
+        self.positions.reached(
+            MANUAL
+        )  # the generators were restored at enter; there is no better moment here
         loop = Loop(MANUAL, self.positions.loops.setdefault(MANUAL, Position()))
         self._end_body(loop)
         self.activity.forget()
@@ -206,7 +208,7 @@ class Loops:
         """The block ends: what the first body would have judged is judged now."""
         self._judge()
 
-    # -- one pass over a loader --------------------------------------------------------------------------------
+    # -- one pass over a loader ---
 
     def _begin_passes(self, loop: Loop, feed: Feed) -> None:
         """Put the feed where this loop goes on, or where its next pass begins."""
@@ -228,7 +230,9 @@ class Loops:
         self, loop: Loop, feed: Feed, *, until: int | None, accumulate: int
     ) -> Iterator[tuple[int, Any]]:
         """From the feed's position to the end of its epoch, to `until`, or to a stop."""
-        if feed.ended:  # restored at the end of an epoch: no iterator is made, the generators stay as restored
+        if (
+            feed.ended
+        ):  # restored at the end of an epoch: no iterator is made, the generators stay as restored
             self._restore_rng_if_reached(loop)
             return
         batches = feed.start()
@@ -244,7 +248,7 @@ class Loops:
 
     def _one_step(
         self, loop: Loop, feed: Feed, batches: Iterator[Any], window: int
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Generator[tuple[int, Any], None, bool]:
         """Yield the micro-batches of one step, then commit it; returns false when the epoch had ended."""
         for taken in range(1, window + 1):
             try:
@@ -267,7 +271,7 @@ class Loops:
         self._end_body(loop, feed=feed, batches=window)
         return True
 
-    # -- bodies ------------------------------------------------------------------------------------------------
+    # -- bodies ---
 
     @contextmanager
     def _running(self, kind: str, name: str | None, *, limit: int | None) -> Iterator[Loop]:
@@ -293,9 +297,7 @@ class Loops:
     def _over(self, loop: Loop) -> bool:
         """Whether the loop must not yield again, whatever its limit says."""
         return (
-            self.engine.leaving
-            or self.positions.passed(loop.name)
-            or loop.position.ended_by_stop(loop.limit)
+            self.engine.leaving or self.positions.passed(loop.name) or loop.position.ended_by_stop(loop.limit)
         )
 
     def _begin_body(self, loop: Loop) -> None:

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt
-from spotsafe.checkpoint.catalog import Candidate, Listing, check_history, look
+from spotsafe.checkpoint.candidates import Candidate, Listing, look
+from spotsafe.checkpoint.catalog import check_history, resolve, split_target
 from spotsafe.checkpoint.claim import claim, in_use
 from spotsafe.clock import Clock
 from spotsafe.errors import (
     CheckpointNotFound,
+    DamagedCheckpoint,
+    NoUsableCheckpoint,
     RestartLoop,
     RunInUse,
     StateMismatch,
@@ -23,12 +26,15 @@ from spotsafe.errors import (
 )
 from spotsafe.events import Event
 from spotsafe.identity import Identity, is_running
-from spotsafe.ledger.record import past_attempts, read_end, read_heartbeat
-from spotsafe.options import Options
+from spotsafe.ledger.reading import past_attempts, read_end, read_heartbeat, read_step
+from spotsafe.options import InitFrom, Options
 from spotsafe.policy.restarts import PastAttempt, restart_loop
-from spotsafe.reader import Choice, Loaded, choose, load_chosen, read_description
+from spotsafe.reader import Choice, Loaded, choose, load_chosen, load_verified, read_description
+from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
 from spotsafe.tracking import Tracker
+
+_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,8 @@ class Opened:
     """Which checkpoint, and which newer ones were passed over; None for a fresh start."""
     loaded: Loaded | None
     """Its content, every byte verified."""
+    furthest_step: int
+    """The furthest step that the attempt before is known to have reached; steps below it are made again."""
 
 
 def open_attempt(
@@ -54,6 +62,7 @@ def open_attempt(
 
     Raises:
         StorageError: the store could not say what is there. Never taken for "nothing".
+        CheckpointNotFound: there is none, with ``resume="must"``.
         StateMismatch: the newest checkpoint does not fit the tracked objects; nothing was claimed.
         NoUsableCheckpoint: there are or were checkpoints, none can be used.
         UnsupportedFormat: a newer spotsafe wrote the newest.
@@ -67,9 +76,10 @@ def open_attempt(
     _check_resume(store, options, choice)
     if choice is not None:
         _check_shapes(store, choice.candidate, tracker)
-    previous = _previous(store, listing)
+    previous = _record(store, listing.highest) if listing.attempts else None
     _check_in_use(store, previous, identity=identity, options=options)
     _check_restarts(store, listing, choice, options=options)
+    furthest = 0 if previous is None else read_step(store, previous.attempt)
     record = claim(
         store,
         listing=listing,
@@ -79,26 +89,122 @@ def open_attempt(
         resumed_from=None if choice is None else str(choice.candidate.name),
         passed_over=() if choice is None else sorted(choice.passed_over),
         passed_over_unhealthy_to=None if choice is None else choice.unhealthy_passed_to,
-        run=_run_of(choice),
+        run=None if choice is None else choice.manifest.run,
     )
-    return _load(store, record, emit=emit)
+    return _load(store, record, furthest=furthest, emit=emit)
 
 
-def _load(store: Store, record: AttemptRecord, *, emit: Callable[[Event], None]) -> Opened:
-    """Choose again, now that the claim keeps others from publishing, and read it whole."""
-    damaged: dict[str, str] = {}
-    for _ in range(10):
+def load_init_from(source: InitFrom, *, tracker: Tracker, emit: Callable[[Event], None]) -> None:
+    """Give the tracked objects their first values from another run.
+
+    Raises:
+        CheckpointNotFound: that run has no such checkpoint.
+        StateMismatch: what is there does not fit.
+    """
+    url, selector = split_target(source.url)
+    store = open_store(url)
+    candidate = resolve(store, selector or "latest")
+    loaded = load_verified(store, candidate, emit=emit)
+    tracker.initialize(loaded.saved, weights_only=source.what == "weights")
+
+
+def _load(store: Store, record: AttemptRecord, *, furthest: int, emit: Callable[[Event], None]) -> Opened:
+    """Choose again, now that the claim keeps older attempts from deleting, and read it whole."""
+    unusable: dict[str, str] = {}
+    for _ in range(_TRIES):
         listing = look(store)
-        choice = choose(store, listing, emit=emit, unusable=damaged)
+        choice = choose(store, listing, emit=emit, unusable=unusable)
         if choice is None:
-            check_history(store, listing=listing, reasons=damaged)
-            return Opened(record=record, choice=None, loaded=None)
+            check_history(store, listing=listing, reasons=unusable)
+            return Opened(record=record, choice=None, loaded=None, furthest_step=furthest)
         try:
-            loaded = load_chosen(store, choice, emit=emit, unusable=damaged)
+            loaded = load_chosen(store, choice, emit=emit, unusable=unusable)
         except StorageNotFound:
             continue  # an older attempt's retention took it away meanwhile: list and choose again
         if loaded is not None:
-            return Opened(record=record, choice=choice, loaded=loaded)
-    raise CheckpointNotFound(
-        f"{store.url}: checkpoints vanish faster than they can be read; does another job delete in this folder?"
+            return Opened(record=record, choice=choice, loaded=loaded, furthest_step=furthest)
+    raise NoUsableCheckpoint(
+        f"{store.url}: {_TRIES} times a checkpoint vanished while it was read; does another job delete here?",
+        url=store.url,
+        reasons=unusable,
     )
+
+
+def _check_resume(store: Store, options: Options, choice: Choice | None) -> None:
+    if options.resume == "must" and choice is None:
+        raise CheckpointNotFound(f'{store.url} has no checkpoint, and resume="must" asks for one')
+    if options.resume == "never" and choice is not None:
+        raise RunInUse(
+            f'{store.url} has checkpoints, the newest is {choice.newest}, and resume="never" wants none: '
+            "use another folder"
+        )
+
+
+def _check_shapes(store: Store, candidate: Candidate, tracker: Tracker) -> None:
+    """Names and shapes against the newest usable checkpoint, before anything is claimed."""
+    try:
+        description = read_description(store, candidate)
+    except (DamagedCheckpoint, StorageNotFound):
+        return  # found out again, and walked back from, when it is read as a whole
+    problems = tracker.check(tensors=description.tensors, state=description.state)
+    if problems:
+        lines = "\n  ".join(problems)
+        raise StateMismatch(
+            f"checkpoint {candidate.name} does not fit the program:\n  {lines}\n"
+            "Nothing was changed. Restore the program of then, or start a new run, with init_from= if its values "
+            "are still wanted",
+            problems=problems,
+        )
+
+
+def _check_in_use(
+    store: Store, previous: AttemptRecord | None, *, identity: Identity, options: Options
+) -> None:
+    if previous is None or options.takeover:
+        return
+    used = in_use(
+        previous,
+        ended=read_end(store, previous.attempt) is not None,
+        identity=identity,
+        is_running=is_running,
+        read_heartbeat=lambda: read_heartbeat(store, previous.attempt),
+        wait=lambda seconds: _pause(options.clock, seconds),
+    )
+    if used:
+        raise RunInUse(
+            f"{store.url} is in use: attempt {previous.attempt} of another job ({previous.job}, on "
+            f"{previous.host}) is alive. Use another folder, stop it, or pass takeover=True"
+        )
+
+
+def _pause(clock: Clock, seconds: float) -> None:
+    clock.wait(threading.Event(), seconds)
+
+
+def _check_restarts(store: Store, listing: Listing, choice: Choice | None, *, options: Options) -> None:
+    starting = PastAttempt(
+        attempt=listing.highest + 1,
+        started_wall=options.clock.wall(),
+        end=None,
+        new_published=False,
+        passed_over_unhealthy_to=None if choice is None else choice.unhealthy_passed_to,
+    )
+    limits = options.restart_limits
+    records = [
+        record
+        for number in listing.attempts[-(limits.starts_per_hour + 1) :]
+        if (record := _record(store, number)) is not None
+    ]
+    reason = restart_loop([*past_attempts(store, records, limits=limits), starting], limits=limits)
+    if reason is not None:
+        raise RestartLoop(
+            f"{store.url}: this run restarts without getting anywhere: {reason}. A person has to look at it; "
+            "restart_limits= changes the limits"
+        )
+
+
+def _record(store: Store, attempt: int) -> AttemptRecord | None:
+    try:
+        return read_attempt(store, attempt)
+    except StorageNotFound:
+        return None

@@ -47,7 +47,7 @@ class Options:
     policy: SavePolicy = field(default_factory=lambda: parse_save_every("auto"))
     keep: Keep = field(default_factory=lambda: latest(2) | every(hours=1, keep=1))
     grace: timedelta | None = None
-    watch: Literal["auto"] | None | tuple[Watcher, ...] = "auto"
+    watch: Literal["auto"] | tuple[Watcher, ...] | None = "auto"
     on_reclaim: OnReclaim = "exit"
     exit_code: int = EXIT_RECLAIMED
     strict: bool = True
@@ -115,7 +115,7 @@ def merge_state(tracked: Mapping[str, Any], state: Mapping[str, Any] | None) -> 
     return {**tracked, **(state or {})}
 
 
-def _watch(value: Any) -> Literal["auto"] | None | tuple[Watcher, ...]:
+def _watch(value: Any) -> Literal["auto"] | tuple[Watcher, ...] | None:
     if value is None:
         return None
     if isinstance(value, str):
@@ -125,7 +125,9 @@ def _watch(value: Any) -> Literal["auto"] | None | tuple[Watcher, ...]:
     watchers = tuple(value) if isinstance(value, Sequence) else (value,)
     for watcher in watchers:
         if not isinstance(watcher, Watcher):
-            raise TypeError(f"watch= holds {watcher!r}, which is no Watcher (it needs name, interval_s, poll, close)")
+            raise TypeError(
+                f"watch= holds {watcher!r}, which is no Watcher (it needs name, interval_s, poll, close)"
+            )
     return watchers
 
 

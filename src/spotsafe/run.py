@@ -116,7 +116,7 @@ class Run:
         self._closed = False
         self._feeds: dict[int, tuple[Any, Feed]] = {}
 
-    # -- life cycle --------------------------------------------------------------------------------------------
+    # -- life cycle ---
 
     def start(self) -> Run:
         """Claim an attempt, restore the state and start watching.
@@ -167,7 +167,7 @@ class Run:
             self._tracker.release()
             _vacate(same_place(self._store.url))
 
-    # -- loops -------------------------------------------------------------------------------------------------
+    # -- loops ---
 
     def steps(
         self,
@@ -234,7 +234,7 @@ class Run:
         """
         self._running.loops.stop(reason)
 
-    # -- saving ------------------------------------------------------------------------------------------------
+    # -- saving ---
 
     def track(self, **tracked: Any) -> None:
         """Track more state; what the checkpoint holds of it is restored at once."""
@@ -262,7 +262,7 @@ class Run:
         """
         self._running.wait()
 
-    # -- what can be read --------------------------------------------------------------------------------------
+    # -- what can be read ---
 
     @property
     def values(self) -> dict[str, Any]:
@@ -314,12 +314,14 @@ class Run:
         """One line for each save of this attempt that failed."""
         return tuple(self._running.saver.failures)
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # -- inside ---
 
     @property
     def _running(self) -> Attempt:
         if self._attempt is None:
-            raise RunError("the run is not entered yet: with spotsafe.session(...) as run: ... (or run.start())")
+            raise RunError(
+                "the run is not entered yet: with spotsafe.session(...) as run: ... (or run.start())"
+            )
         return self._attempt
 
     def _feed(self, loader: Any, resume_data: str | None) -> Feed:

@@ -119,7 +119,7 @@ class SafePoints:
         assert notice is not None, "interrupted without a notice"
         self._leave(notice, self._save_last_safe)
 
-    # -- what the run asks for ---------------------------------------------------------------------------------
+    # -- what the run asks for ---
 
     def ask(self, metrics: Mapping[str, float]) -> None:
         """Save at the next safe point, with these metrics."""
@@ -162,7 +162,7 @@ class SafePoints:
             code=self.exit_code,
         )
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # -- inside ---
 
     @property
     def _unsaved_steps(self) -> int:

@@ -74,7 +74,7 @@ class Saver:
         self._last_time = self.clock.monotonic()
         self.newest = self.lineage.resumed_from
 
-    # -- deciding ----------------------------------------------------------------------------------------------
+    # -- deciding ---
 
     def due(self, step: int, *, epoch_ended: bool) -> bool:
         """Whether the policy asks for a save at this safe point."""
@@ -104,7 +104,7 @@ class Saver:
             return None
         return max(0.0, self._submitted_at + self.cost.write_s - self.clock.monotonic())
 
-    # -- doing -------------------------------------------------------------------------------------------------
+    # -- doing ---
 
     def save(
         self,
@@ -180,7 +180,7 @@ class Saver:
                 failures=recent,
             )
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # -- inside ---
 
     def _stage(
         self,

@@ -27,6 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Beat:
+    """What is read of a heartbeat."""
+
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """An event as the ledger holds it."""
 
@@ -74,6 +81,23 @@ def read_heartbeat(store: Store, attempt: int) -> bytes | None:
         return store.read(layout.ledger_heartbeat(attempt), max_bytes=_HEARTBEAT_BYTES)
     except StorageNotFound:
         return None
+
+
+def read_step(store: Store, attempt: int) -> int:
+    """The furthest step that an attempt is known to have reached; 0 if nothing is known.
+
+    Raises:
+        StorageError: the store could not say.
+    """
+    numbers = _numbers(store, attempt)
+    piece = _read_piece(store, attempt, numbers[-1]) if numbers else None
+    steps = [0 if piece is None else piece.step]
+    beat = read_heartbeat(store, attempt)
+    try:
+        steps.append(msgspec.json.decode(beat or b"{}", type=_Beat).step)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        _log.warning("the heartbeat of attempt %d cannot be read: %s", attempt, error)
+    return max(steps)
 
 
 def past_attempts(

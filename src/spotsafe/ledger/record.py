@@ -74,6 +74,8 @@ class Piece:
     published: int
     end: EndRecord | None
     events: tuple[Entry, ...]
+    step: int = 0
+    """The step that the attempt had reached."""
 
 
 class Ledger:
@@ -86,6 +88,7 @@ class Ledger:
         heartbeat_s: seconds between two heartbeats.
         flush_s: seconds after which new events are written; the start and the end are written at once.
         emit: where to warn, once, when the ledger cannot be written.
+        step: tells the step that the attempt has reached.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Ledger:
         heartbeat_s: float = HEARTBEAT_S,
         flush_s: float = FLUSH_S,
         emit: Callable[[Event], object] | None = None,
+        step: Callable[[], int] | None = None,
     ) -> None:
         self._store = store
         self._attempt = attempt
@@ -104,6 +108,7 @@ class Ledger:
         self._heartbeat_s = heartbeat_s
         self._flush_s = flush_s
         self._emit_warning = emit
+        self._step = step or (lambda: 0)
         self._began = clock.monotonic()
         self._lock = threading.RLock()
         self._buffer: deque[Entry] = deque(maxlen=_BUFFER)
@@ -208,7 +213,7 @@ class Ledger:
 
     def _beat(self) -> None:
         self._beats += 1
-        body = {"format": FORMAT, "attempt": self._attempt, "beat": self._beats, "wall": self._clock.wall()}
+        body = {"format": FORMAT, "attempt": self._attempt, "beat": self._beats, "wall": self._clock.wall(), "step": self._step()}
         self._store.replace(layout.ledger_heartbeat(self._attempt), msgspec.json.encode(body))
 
     def _write_pieces(self) -> None:
@@ -221,6 +226,7 @@ class Ledger:
                     published=self._published,
                     end=self._end,
                     events=entries,
+                    step=self._step(),
                 )
             if not entries:
                 return
