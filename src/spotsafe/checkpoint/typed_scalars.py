@@ -39,7 +39,7 @@ def member(node: Mapping[str, Any], name: str, kind: type) -> Any:
     """
     value = node.get(name)
     if type(value) is not kind:
-        raise ValueError(f"a {node[TAG]} without a proper {name!r}")
+        raise ValueError(f"a {node.get(TAG)} without a proper {name!r}")
     return value
 
 
@@ -50,6 +50,13 @@ def _integers(node: Mapping[str, Any], name: str, count: int) -> list[int]:
     return values
 
 
+def _tagged(node: Any, tag: str) -> dict[str, Any]:
+    """A node that stands inside another one and must be of one kind."""
+    if type(node) is not dict or node.get(TAG) != tag:
+        raise ValueError(f"something else where a {tag} belongs")
+    return node
+
+
 def encode_int(value: int) -> Any:
     """Plain within 64 bits; beyond, hexadecimal: parsers differ, and decimal digits cost quadratic time."""
     return value if -(1 << 63) <= value < 1 << 63 else {TAG: "int", "hex": hex(value)}
@@ -58,7 +65,7 @@ def encode_int(value: int) -> Any:
 def _decode_int(node: Any) -> int:
     if type(node) is int:
         return node
-    text = member(node, "hex", str)
+    text = member(_tagged(node, "int"), "hex", str)
     if _HEX_INT.fullmatch(text) is None:
         raise ValueError("an int that is not hexadecimal")
     return int(text, 16)
@@ -70,7 +77,9 @@ def encode_float(value: float) -> Any:
 
 
 def _decode_float(node: Any) -> float:
-    return node if type(node) is float else _NONFINITE[_one_of(member(node, "value", str), _NONFINITE)]
+    if type(node) is float:
+        return node
+    return _NONFINITE[_one_of(member(_tagged(node, "float"), "value", str), _NONFINITE)]
 
 
 def _one_of(text: str, allowed: Mapping[str, Any]) -> str:
@@ -96,7 +105,9 @@ def encode_str(value: str) -> Any:
 
 
 def _decode_str(node: Any) -> str:
-    return node if type(node) is str else _bytes(node).decode("utf-8", "surrogatepass")
+    if type(node) is str:
+        return node
+    return _bytes(_tagged(node, "str")).decode("utf-8", "surrogatepass")
 
 
 def _base64(value: bytes | bytearray) -> str:
@@ -159,7 +170,7 @@ def _decode_zone(node: Mapping[str, Any]) -> timezone:
 
 
 def _zone_of(node: Mapping[str, Any]) -> timezone | None:
-    return None if node.get("zone") is None else _decode_zone(member(node, "zone", dict))
+    return None if node.get("zone") is None else _decode_zone(_tagged(node["zone"], "timezone"))
 
 
 def _encode_datetime(value: datetime) -> Any:
@@ -202,7 +213,8 @@ def encode_numpy(value: np.generic) -> Any:
         ValueError: a dtype whose bytes mean something else on another machine, or are references.
     """
     if isinstance(value, np.str_):
-        return {TAG: "numpy", "dtype": "str", "value": encode_str(str(value))}
+        text = str.__str__(value)  # numpy's own conversion drops trailing NULs
+        return {TAG: "numpy", "dtype": "str", "value": encode_str(text)}
     if isinstance(value, np.bytes_):
         return {TAG: "numpy", "dtype": "bytes", "base64": _base64(bytes(value))}
     dtype = value.dtype.newbyteorder("<")
