@@ -38,7 +38,9 @@ swallow them. A storage error is never read as "there is no checkpoint".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 EXIT_RECLAIMED = 143
 """Exit code after a reclaim: 128 + SIGTERM, what launchers expect of a stopped process."""
@@ -128,6 +130,10 @@ class DamagedCheckpoint(CheckpointError, ValueError):
         self.checkpoint = checkpoint
         self.file = file
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        again = partial(type(self), checkpoint=self.checkpoint, file=self.file, reason=self.reason)
+        return again, ()
 
 
 class UnsupportedFormat(CheckpointError, ValueError):
@@ -225,6 +231,15 @@ class _Leaving(SystemExit):
 
     def __str__(self) -> str:
         return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _leaving_again, (type(self), self.message, self.code)
+
+
+def _leaving_again(kind: Callable[[str], _Leaving], message: str, code: int) -> _Leaving:
+    error = kind(message)
+    error.code = code
+    return error
 
 
 class Reclaimed(_Leaving):

@@ -1,0 +1,144 @@
+"""Who this process is, under every launcher and under none."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from spotsafe import identity
+from spotsafe.identity import Identity, is_running, new_nonce
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "job7"}
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "2", "SLURM_JOB_ID": "4711"}
+
+
+def of(environ: dict[str, str] | None = None, *argv: str) -> Identity:
+    return Identity.of_this_process(environ or {}, argv or ("train.py",))
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, (0, 1, 0)),
+        (TORCHRUN, (3, 8, 1)),
+        (SLURM, (5, 16, 2)),
+        ({**SLURM, **TORCHRUN}, (3, 8, 1)),
+        ({"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": ""}, (0, 1, 0)),
+        ({"RANK": "-1", "WORLD_SIZE": "many"}, (0, 1, 0)),
+        ({"RANK": "x", **SLURM}, (5, 16, 2)),
+    ],
+)
+def test_rank_and_world(environ: dict[str, str], place: tuple[int, int, int]) -> None:
+    """torchrun's variables come first, then Slurm's; without either, or with nonsense, it is one process."""
+    me = of(environ)
+
+    assert (me.rank, me.world_size, me.local_rank) == place
+
+
+@pytest.mark.parametrize(
+    ("environ", "job"),
+    [
+        (TORCHRUN, "TORCHELASTIC_RUN_ID=job7"),
+        (SLURM, "SLURM_JOB_ID=4711"),
+        ({"SKYPILOT_TASK_ID": "sky-1", **SLURM, **TORCHRUN}, "SKYPILOT_TASK_ID=sky-1"),
+        ({**SLURM, **TORCHRUN}, "SLURM_JOB_ID=4711"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX=0"),
+    ],
+)
+def test_the_job_is_the_launchers(environ: dict[str, str], job: str) -> None:
+    """The outermost launcher names the job: it is what stays the same over restarts."""
+    assert of(environ).job == job
+
+
+def test_torchruns_default_run_id_names_no_job() -> None:
+    """`none` is what every torchrun without --rdzv-id says."""
+    assert of({"TORCHELASTIC_RUN_ID": "none"}).job == of({}).job
+
+
+def test_without_a_launcher_host_and_arguments_are_the_job() -> None:
+    """The same command again is the same job; another argument or order is another."""
+    assert of({}, "train.py", "--lr=1").job == of({}, "train.py", "--lr=1").job
+    others = {
+        of({}, "train.py", "--lr=2").job,
+        of({}, "train.py").job,
+        of({}, "--lr=1", "train.py").job,
+        of({}, "train.py--lr=1").job,
+        of({}, "train.py", "--lr=1").job,
+    }
+    assert len(others) == 5
+    assert socket.gethostname() in of({}).job
+
+
+def test_another_host_is_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two people may run the same script with the same arguments on two machines."""
+    here = of({}).job
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+
+    assert of({}).job != here
+
+
+def test_arguments_that_are_no_utf8_are_no_error() -> None:
+    """A file name in another encoding may be an argument."""
+    assert of({}, "train.py", "caf\udce9").job.startswith("host=")
+
+
+def test_the_process_itself() -> None:
+    """Host, pid and arguments are those of this process; defaults come from the real environment."""
+    me = Identity.of_this_process()
+
+    assert (me.host, me.pid) == (socket.gethostname(), os.getpid())
+    assert me.arguments == tuple(sys.argv)
+
+
+def test_the_boot_id_is_the_same_until_the_next_boot() -> None:
+    """Two processes of one boot agree on it."""
+    command = "from spotsafe.identity import Identity; print(Identity.of_this_process().boot)"
+    other = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+
+    assert other.stdout.strip() == of().boot
+
+
+def test_a_system_without_a_boot_id_has_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc is missing nothing fails."""
+
+    def missing(*args: object, **kwargs: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", missing)
+
+    assert identity._boot_id() == ""
+    assert is_running(os.getpid()) is False
+
+
+def test_nonces_are_eight_digits_and_differ() -> None:
+    """What tells two writers of the same name apart."""
+    nonces = {new_nonce() for _ in range(1000)}
+
+    assert len(nonces) > 990
+    assert all(re.fullmatch(r"[0-9a-f]{8}", nonce) for nonce in nonces)
+
+
+def test_is_running() -> None:
+    """This process runs; one that has been waited for does not."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    assert is_running(os.getpid())
+    assert is_running(child.pid)
+
+    child.communicate(b"\n")
+    assert not is_running(child.pid)
+
+
+def test_a_zombie_does_not_run() -> None:
+    """A process that has ended and was not waited for holds its number, but writes nothing any more."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    assert not is_running(child.pid)
+    child.wait()
