@@ -9,7 +9,6 @@ us.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -39,11 +38,16 @@ class Listener:
         """
         if _asyncio_runs_here():
             return False
+        # Looked at before ours is opened, which would get the number of one that is closed.
+        previous = signal.set_wakeup_fd(-1)
+        self._below = next((each for each in _listening if each.has(previous)), None)
+        self._before = _Owner.of(previous)
+        if self._before is not None and self._before.can_wait:
+            _hand_to(previous)
+            return False
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        if not self._take():
-            self._close()
-            return False
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         _listening.append(self)
         self._thread.start()
         return True
@@ -69,23 +73,12 @@ class Listener:
         """Whether it listens at that descriptor."""
         return descriptor == self._writer
 
-    def _take(self) -> bool:
-        previous = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        if previous == -1:
-            return True
-        self._below = next((each for each in _listening if each.has(previous)), None)
-        self._before = _Owner.of(previous)
-        if self._before is None:
-            signal.set_wakeup_fd(previous, warn_on_full_buffer=False)
-        return self._before is not None
-
     def _give_back(self) -> None:
         current = signal.set_wakeup_fd(-1)
         if current == self._writer:
             owner = self.owner()
             current = owner.descriptor if owner is not None and owner.lives() else -1
-        if current != -1:
-            signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        _hand_to(current)
 
     def owner(self) -> _Owner | None:
         """Whose turn it is after us: who was there before, leaving out listeners that have stopped since."""
@@ -122,11 +115,12 @@ class _Owner:
 
     def __init__(self, descriptor: int, file: tuple[int, int]) -> None:
         self.descriptor = descriptor
+        self.can_wait = os.get_blocking(descriptor)
         self._file = file
 
     @staticmethod
     def of(descriptor: int) -> _Owner | None:
-        """None when it is closed, or cannot be written to without waiting."""
+        """None for -1, and for one that is closed: nobody reads there."""
         file = _open_file(descriptor)
         return None if file is None else _Owner(descriptor, file)
 
@@ -143,12 +137,24 @@ class _Owner:
 
 def _open_file(descriptor: int) -> tuple[int, int] | None:
     try:
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         stat = os.fstat(descriptor)
     except OSError:
         return None
-    usable = flags & os.O_ACCMODE != os.O_RDONLY and flags & os.O_NONBLOCK
-    return (stat.st_dev, stat.st_ino) if usable else None
+    return stat.st_dev, stat.st_ino
+
+
+def _hand_to(descriptor: int) -> None:
+    """Give the interpreter another's descriptor; -1 and one that is closed by now mean none.
+
+    The interpreter refuses one that blocks. An owner that made it so later still gets it back as it was.
+    """
+    if descriptor == -1:
+        return
+    with contextlib.suppress(OSError):
+        blocks = os.get_blocking(descriptor)
+        os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        os.set_blocking(descriptor, blocks)
 
 
 def _asyncio_runs_here() -> bool:

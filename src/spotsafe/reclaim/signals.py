@@ -155,9 +155,9 @@ class SignalWatch:
             self._act_as_before(number, frame)
             return
         self._note(number, self._counters[number].handled())
-        previous = self._previous[number]
-        if callable(previous):
-            previous(number, frame)
+        before = self.before(number)
+        if callable(before):
+            before(number, frame)
 
     def _heard(self, number: int) -> None:
         """The listener's side. It counts only what our handler will be called for."""
@@ -185,11 +185,15 @@ class SignalWatch:
         self._report(notice if times == 1 else notice.ending_by(now + SECOND_SIGNAL_S))
 
     def _act_as_before(self, number: int, frame: FrameType | None) -> None:
-        """Do what would happen if we had never been here."""
-        previous = self.before(number)
-        if callable(previous):
-            previous(number, frame)
-        elif previous == signal.SIG_DFL:
+        """Do what would happen if we had never been here.
+
+        The default action is the kernel's, so it is due only where ours is the handler that the signal found:
+        a later handler that passes on to us has dealt with the signal already.
+        """
+        before = self.before(number)
+        if callable(before):
+            before(number, frame)
+        elif before == signal.SIG_DFL and signal.getsignal(number) is self._handler:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
