@@ -1,7 +1,7 @@
-"""Choosing the checkpoint to resume from, and reading it whole, every byte verified, before anything is loaded.
+"""Choosing the checkpoint to resume from, and reading it whole and verified before anything is loaded.
 
-The rules are those of docs/DESIGN.md, section 3: the newest healthy one first, damage is believed after a second
-read, and a storage error, a lack of memory or an unknown version is never taken for damage.
+The rules are those of docs/DESIGN.md, section 3: the newest healthy one first, damage is believed after a
+second read, and a storage error, a lack of memory or an unknown version is never taken for damage.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -222,9 +223,7 @@ def read_description(store: Store, candidate: Candidate) -> Description:
     """
     indexes = _read_indexes(store, candidate)
     tensors = {entry.name: (entry.dtype, entry.shape) for index in indexes for entry in index.tensors}
-    return Description(
-        tensors=MappingProxyType(tensors), state=_state(indexes), session=indexes[0].session
-    )
+    return Description(tensors=MappingProxyType(tensors), state=_state(indexes), session=indexes[0].session)
 
 
 def load_verified(
@@ -276,14 +275,24 @@ def _state(indexes: Sequence[Index]) -> Mapping[str, Json]:
     return MappingProxyType({name: tree for index in indexes for name, tree in index.state.items()})
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One digest's bytes of a file, and the memory that they go to."""
+
+    file: str
+    start: int
+    memory: memoryview
+    digest: str
+
+
 def _read_files(
     store: Store, name: CheckpointName, index: Index, pool: ThreadPoolExecutor
 ) -> dict[str, torch.Tensor]:
     files = {entry.name: torch.empty(entry.size, dtype=torch.uint8) for entry in index.files}
     jobs = [
-        pool.submit(_read_block, store, name, index, entry, block, memoryview(files[entry.name].numpy()))
+        pool.submit(_read_block, store, name, block)
         for entry in index.files
-        for block in range(len(entry.digests))
+        for block in _blocks(entry, index.block_size, files[entry.name].numpy())
     ]
     jobs += [pool.submit(_check_size, store, name, entry) for entry in index.files]
     try:
@@ -295,6 +304,13 @@ def _read_files(
     return files
 
 
+def _blocks(entry: FileEntry, size: int, array: Any) -> Iterator[_Block]:
+    memory = memoryview(array)
+    for number, digest in enumerate(entry.digests):
+        start = number * size
+        yield _Block(entry.name, start, memory[start : start + size], digest)
+
+
 def _check_size(store: Store, name: CheckpointName, entry: FileEntry) -> None:
     """A longer file may hold all the right bytes, but it is not the one that was published."""
     path = name.file(entry.name)
@@ -303,22 +319,19 @@ def _check_size(store: Store, name: CheckpointName, entry: FileEntry) -> None:
         raise DamagedCheckpoint(checkpoint=str(name), file=entry.name, reason=reason)
 
 
-def _read_block(
-    store: Store, name: CheckpointName, index: Index, entry: FileEntry, block: int, memory: memoryview
-) -> None:
-    start = block * index.block_size
-    target = memory[start : start + index.block_size]
+def _read_block(store: Store, name: CheckpointName, block: _Block) -> None:
     reason = ""
+    where = f"bytes {block.start} to {block.start + len(block.memory)}"
     for _ in range(2):  # what a second read over sees too is damage
         try:
-            store.read_into(name.file(entry.name), start, target)
+            store.read_into(name.file(block.file), block.start, block.memory)
         except StorageShort as error:
-            reason = f"ends inside block {block}: {error}"
+            reason = f"is too short: {where} cannot be read ({error})"
             continue
-        if block_digest(target) == entry.digests[block]:
+        if block_digest(block.memory) == block.digest:
             return
-        reason = f"block {block} (bytes {start} to {start + len(target)}) is not what was published"
-    raise DamagedCheckpoint(checkpoint=str(name), file=entry.name, reason=reason)
+        reason = f"{where} are not what was published"
+    raise DamagedCheckpoint(checkpoint=str(name), file=block.file, reason=reason)
 
 
 # -- assembling --------------------------------------------------------------------------------------------------
@@ -364,5 +377,4 @@ __all__ = [
     "load_verified",
     "pick",
     "read_description",
-
 ]

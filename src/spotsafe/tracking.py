@@ -11,7 +11,7 @@ from torch import nn
 
 from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
 from spotsafe.tensors import kinds
-from spotsafe.tensors.context import Restoring
+from spotsafe.tensors.context import Capturing, Restoring
 from spotsafe.tensors.optimizers import is_optimizer, parameters_of, restore_group_options
 from spotsafe.tensors.owners import Names, find_names, track_line
 from spotsafe.tensors.source import Source
@@ -25,7 +25,8 @@ class Tracker:
     """The tracked objects of one session.
 
     Args:
-        strict: whether names that only one side has are an error; otherwise they are left as they are and listed in
+        strict: whether names that only one side has are an error; otherwise they are left as they are and
+        listed in
             `skipped`. Shapes must agree either way.
         options: names that mean options of the session, for the hint in an error.
         warn: takes one line for people.
@@ -83,7 +84,7 @@ class Tracker:
             self._restore_late(name)
 
     def _check_name(self, name: str, *, from_state: bool) -> None:
-        if not isinstance(name, str) or not name:
+        if type(name) is not str or not name:
             raise ValueError(f"state needs a name, not {name!r}")
         if name in self._objects:
             raise ValueError(f"{name} is tracked already; choose another name")
@@ -123,7 +124,7 @@ class Tracker:
 
     def _capture(self, names: Names, session: object, objects: Mapping[str, Any]) -> Capture:
         collector = Collector()
-        capturing = kinds.Capturing(collector=collector, names=names.of, warn=self._warn_once)
+        capturing = Capturing(collector=collector, names=names.of, warn=self._warn_once)
         # Optimizers last: a tensor that is also elsewhere is called after its owner.
         order = sorted(objects, key=lambda name: is_optimizer(objects[name]))
         state = {name: kinds.capture(objects[name], name, capturing) for name in order}
@@ -141,8 +142,8 @@ class Tracker:
     def buffers_mark(self) -> BuffersMark:
         """A cheap mark of the tensors in tracked modules and of tracked tensors.
 
-        Two marks are equal unless one of these tensors was written in place or replaced in between. Writes through
-        ``.data`` and by fused optimizers do not show.
+        Two marks are equal unless one of these tensors was written in place or replaced in between. Writes
+        through ``.data`` and by fused optimizers do not show.
         """
         return self._watch.mark(part for _, part in self._parts())
 
@@ -184,8 +185,8 @@ class Tracker:
             state: `Index.state`.
 
         Returns:
-            One line for each mismatch: name, what was saved, what the program has. An optimizer of which a parameter
-            has no owner yet is left out.
+            One line for each mismatch: name, what was saved, what the program has. An optimizer of which a
+            parameter has no owner yet is left out.
         """
         names = self._names()
         return [problem for name in self._objects for problem in self._problems(name, names, tensors, state)]
@@ -206,13 +207,44 @@ class Tracker:
         """Restore everything tracked now, in place; keep the rest for objects that are tracked later.
 
         Raises:
-            StateMismatch: something does not fit; nothing was changed, unless an object refused its state itself.
+            StateMismatch: something does not fit; nothing was changed, unless an object refused its state
+            itself.
         """
         self._saved, self._restored = saved, set()
         self._refuse(self.check(tensors=_specs(saved), state=saved.state))
         names = self._names()
         for name in self._objects:
             self._restore_one(name, names)
+
+    def initialize(self, saved: SavedState, *, weights_only: bool) -> list[str]:
+        """Give tracked objects the values that another run's checkpoint has under their names.
+
+        Args:
+            saved: that checkpoint.
+            weights_only: only modules and tensors; else everything that is found.
+
+        Returns:
+            The names that got values.
+
+        Raises:
+            StateMismatch: nothing was found, or something does not fit; then nothing was changed.
+        """
+        wanted = [
+            name
+            for name, obj in self._objects.items()
+            if name in saved.state and (not weights_only or isinstance(obj, nn.Module | torch.Tensor))
+        ]
+        if not wanted:
+            raise StateMismatch(
+                f"none of the tracked names is there: {_listed(self.names)} are tracked, "
+                f"it holds {_listed(list(saved.state))}"
+            )
+        names, specs = self._names(), _specs(saved)
+        self._refuse([line for name in wanted for line in self._problems(name, names, specs, saved.state)])
+        for name in wanted:
+            restoring = self._restoring(names, specs, Source(saved.tensors))
+            kinds.restore(self._objects[name], saved.state[name], name, restoring)
+        return wanted
 
     def _restore_late(self, name: str) -> None:
         """Restore an object that was tracked after the restore, and optimizers that waited for its parameters."""

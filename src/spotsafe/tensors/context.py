@@ -1,4 +1,4 @@
-"""What every kind of state is given while it is compared with a checkpoint and restored from it."""
+"""What every kind of state is given while it is captured, compared with a checkpoint, and restored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 import torch
 
 from spotsafe.tensors.source import Source
-from spotsafe.tensors.tree import Json, Spec, dtype_name
+from spotsafe.tensors.tree import Collector, Json, Spec, dtype_name, spec_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capturing:
+    """What a kind is given while an object is captured."""
+
+    collector: Collector
+    names: Mapping[int, str]
+    """`id` of each parameter that a tracked object holds -> its name."""
+    warn: Callable[[str], None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,3 +77,16 @@ def describe(value: object) -> str:
             return "a parameter that is not initialised yet"
         return words(dtype_name(value.dtype), tuple(value.shape))
     return f"a {type(value).__name__}"
+
+
+def tensor_problems(live: object, node: Json, path: str, restoring: Restoring) -> list[str]:
+    """How a live value and a saved one differ, if either is a tensor."""
+    found = node_spec(node, restoring.specs)
+    if not isinstance(live, torch.Tensor) or torch.nn.parameter.is_lazy(live):
+        return []
+    if found is None:
+        return [f"{path}: {describe(live)} in the program, {restoring.describe(node)} in the checkpoint"]
+    dtype, shape = spec_of(live)
+    if shape == found[1] and (dtype == found[0] or found[0] == "" or not restoring.strict):
+        return []
+    return [f"{path}: saved {restoring.describe(node)}, program has {describe(live)}"]

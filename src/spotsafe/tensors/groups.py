@@ -18,8 +18,8 @@ def match_groups(
         live: names of the parameters of each live group.
 
     Returns:
-        For each live group the position of its saved group, or None; and every difference, one line each: groups
-        without a counterpart, parameters that are missing, new, or in another group.
+        For each live group the position of its saved group, or None; and every difference, one line each:
+        groups without a counterpart, parameters that are missing, new, or in another group.
     """
     home = {name: number for number, names in enumerate(saved) for name in names}
     match: list[int | None] = [None] * len(live)

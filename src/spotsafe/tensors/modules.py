@@ -1,7 +1,8 @@
-"""State of modules under names that do not depend on wrappers, so that plain, compiled and parallel models fit.
+"""State of modules under names that do not depend on wrappers: plain, compiled and parallel models fit.
 
-`torch.compile` puts ``_orig_mod.`` into the names, DistributedDataParallel and DataParallel ``module.``. These
-segments are left out where such a wrapper put them, and only there: a real submodule called ``module`` keeps its name.
+`torch.compile` puts ``_orig_mod.`` into the names, DistributedDataParallel and DataParallel ``module.``.
+These segments are left out where such a wrapper put them, and only there: a real submodule called ``module``
+keeps its name.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import nn
 
 from spotsafe.errors import StateMismatch, UnsupportedState
-from spotsafe.tensors.context import Restoring, describe, node_spec
-from spotsafe.tensors.tree import Collector, Json, overlaps_itself, spec_of
+from spotsafe.tensors.context import Capturing, Restoring, describe, tensor_problems
+from spotsafe.tensors.tree import Json, overlaps_itself
 
 _WRAPPERS = (
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
@@ -81,7 +82,7 @@ class ModuleNames:
             module: nn.Module | None = self._root
             found = customised(self._root)
             for segment in prefix.split("."):
-                module = module._modules.get(segment) if module is not None else None
+                module = _child(module, segment)
                 found = found or (module is not None and customised(module))
             self._customised[prefix] = found
         return self._customised[prefix]
@@ -93,11 +94,11 @@ class ModuleNames:
         for segment in path.split(".") if path else ():
             put_there = False
             while module is not None and not put_there and (attribute := wrapped_attribute(module)):
-                module = module._modules.get(attribute)
+                module = _child(module, attribute)
                 put_there = segment == attribute
             if not put_there:
                 kept.append(segment)
-                module = module._modules.get(segment) if module is not None else None
+                module = _child(module, segment)
         return ".".join(kept)
 
     def _unstripped(self, key: str) -> Iterator[str]:
@@ -105,9 +106,9 @@ class ModuleNames:
         for segment in key.split("."):
             while module is not None and (attribute := wrapped_attribute(module)):
                 yield attribute
-                module = module._modules.get(attribute)
+                module = _child(module, attribute)
             yield segment
-            module = module._modules.get(segment) if module is not None else None
+            module = _child(module, segment)
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -117,7 +118,7 @@ def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield names.canonical(name), parameter
 
 
-def capture_module(module: nn.Module, path: str, collector: Collector) -> Json:
+def capture_module(module: nn.Module, path: str, capturing: Capturing) -> dict[str, Json]:
     """The typed tree of a module. Its own hooks and overrides of `state_dict` are used."""
     state, names = _state_dict(module, path), ModuleNames(module)
     roles = {name: "buffer" for name, _ in module.named_buffers(remove_duplicate=False)}
@@ -131,17 +132,17 @@ def capture_module(module: nn.Module, path: str, collector: Collector) -> Json:
         name = names.canonical(key)
         if name in nodes or name == "$":
             raise UnsupportedState(f"{path}: two entries of its state_dict are called {name!r}", path=path)
-        nodes[name] = collector.encode(value, f"{path}.{name}", role=roles.get(key, "other"))
+        nodes[name] = capturing.collector.encode(value, f"{path}.{name}", role=roles.get(key, "other"))
     versions = {names.module(key): value for key, value in getattr(state, "_metadata", {}).items()}
     return {
         "state": nodes,
         "frozen": frozen,
-        "metadata": collector.encode(versions, f"{path}.state_dict()._metadata"),
+        "metadata": capturing.collector.encode(versions, f"{path}.state_dict()._metadata"),
     }
 
 
 def _state_dict(module: nn.Module, path: str) -> Mapping[str, Any]:
-    state = module.state_dict()
+    state: object = module.state_dict()
     if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
         raise UnsupportedState(f"{path}: its state_dict() is no dict with text keys", path=path)
     return state
@@ -167,19 +168,6 @@ def module_problems(module: nn.Module, saved: Json, path: str, restoring: Restor
     return sorted(problems)
 
 
-def tensor_problems(live: object, node: Json, path: str, restoring: Restoring) -> list[str]:
-    """How a live value and a saved one differ, if either is a tensor."""
-    found = node_spec(node, restoring.specs)
-    if not isinstance(live, torch.Tensor) or torch.nn.parameter.is_lazy(live):
-        return []
-    if found is None:
-        return [f"{path}: {describe(live)} in the program, {restoring.describe(node)} in the checkpoint"]
-    dtype, shape = spec_of(live)
-    if shape == found[1] and (dtype == found[0] or found[0] == "" or not restoring.strict):
-        return []
-    return [f"{path}: saved {restoring.describe(node)}, program has {describe(live)}"]
-
-
 def restore_module(module: nn.Module, saved: Json, path: str, restoring: Restoring) -> None:
     """Load a module in place through its own `load_state_dict`.
 
@@ -197,7 +185,7 @@ def restore_module(module: nn.Module, saved: Json, path: str, restoring: Restori
         state[live.get(name) or names.raw(name)] = _value(node, own, restoring)
     for name in live.keys() - saved["state"].keys():
         restoring.skip(f"{path}.{name}: in the program, not in the checkpoint")
-    state._metadata = _versions(module, names, saved, restoring)  # type: ignore[attr-defined] # where torch looks for it
+    setattr(state, "_metadata", _versions(module, names, saved, restoring))  # noqa: B010 - where torch looks for it
     _spread_buffers(module, state)
     _load(module, state, path, strict=restoring.strict)
     _compare_frozen(module, saved, path, restoring)
@@ -232,11 +220,10 @@ def _versions(
 
 def _spread_buffers(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Give expanded buffers memory for each of their elements: torch cannot load into them otherwise."""
-    for prefix, part in module.named_modules():
-        for name, buffer in part._buffers.items():
-            full = f"{prefix}.{name}" if prefix else name
-            if buffer is not None and full in state and overlaps_itself(buffer):
-                part._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    for full, buffer in module.named_buffers(remove_duplicate=False):
+        if full in state and overlaps_itself(buffer):
+            prefix, _, name = full.rpartition(".")
+            setattr(module.get_submodule(prefix), name, buffer.clone(memory_format=torch.contiguous_format))
 
 
 def _compare_frozen(module: nn.Module, saved: Json, path: str, restoring: Restoring) -> None:
@@ -249,11 +236,16 @@ def _compare_frozen(module: nn.Module, saved: Json, path: str, restoring: Restor
             )
 
 
+def _child(module: nn.Module | None, name: str) -> nn.Module | None:
+    # Registered children only: `getattr` would run properties.
+    return None if module is None else module._modules.get(name)  # noqa: SLF001 - torch has no public way to them
+
+
 def customised(module: nn.Module) -> bool:
     """Whether a module saves or loads in another way than torch's modules do."""
     kind = type(module)
-    hooks = module._load_state_dict_pre_hooks or module._state_dict_hooks or module._state_dict_pre_hooks
-    return bool(hooks) or any(
+    hooks = ("_load_state_dict_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks")
+    return any(getattr(module, name) for name in hooks) or any(
         not getattr(getattr(kind, name), "__module__", "").startswith("torch.")
         for name in ("_load_from_state_dict", "load_state_dict", "state_dict", "_save_to_state_dict")
     )

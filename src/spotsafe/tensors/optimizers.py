@@ -1,9 +1,10 @@
 """State of optimizers under parameter names, restored to the exact dtypes that were saved.
 
-`optimizer.state_dict()` numbers parameters by position; a program that declares them in another order would load
-every moment into the wrong place, silently where shapes agree. So what it returns is stored under names, and a dict
-with the live positions is made of it for `load_state_dict`. That casts floating state to the parameter's dtype
-(also fp32 moments of bf16 parameters, and uint8 state); what was saved is put back afterwards.
+`optimizer.state_dict()` numbers parameters by position; a program that declares them in another order would
+load every moment into the wrong place, silently where shapes agree. So what it returns is stored under names,
+and a dict with the live positions is made of it for `load_state_dict`. That casts floating state to the
+parameter's dtype (also fp32 moments of bf16 parameters, and uint8 state); what was saved is put back
+afterwards.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import torch
 
 from spotsafe.checkpoint import typed
 from spotsafe.errors import StateMismatch, UntrackedParameters
-from spotsafe.tensors.context import Restoring
+from spotsafe.tensors.context import Capturing, Restoring
 from spotsafe.tensors.groups import match_groups
-from spotsafe.tensors.tree import Collector, Json
+from spotsafe.tensors.tree import Json
 
 _BY_NAME, _BY_POSITION = "by name", "by position"
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
@@ -44,16 +45,14 @@ def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def capture_optimizer(
-    optimizer: Any, path: str, collector: Collector, names: Mapping[int, str], warn: Callable[[str], None]
-) -> Json:
+def capture_optimizer(optimizer: Any, path: str, capturing: Capturing) -> dict[str, Json]:
     """The typed tree of an optimizer. Its own hooks and overrides of `state_dict` are used.
 
     Raises:
-        UntrackedParameters: a parameter of it has no name in `names`.
+        UntrackedParameters: a parameter of it has no name.
     """
-    order = _order(optimizer, path, names)
-    state = _state_dict(optimizer, path, warn)
+    collector, order = capturing.collector, _order(optimizer, path, capturing.names)
+    state = _state_dict(optimizer, path, capturing.warn)
     head = {"class": type(optimizer).__name__, "order": order}
     if not _is_standard(state, order):
         return {**head, "form": _BY_POSITION, "state": collector.encode(state, path, role="moment")}

@@ -13,6 +13,7 @@ from torch import nn
 
 from spotsafe.errors import UnsupportedState
 from spotsafe.tensors import kinds
+from spotsafe.tensors.context import Capturing
 from spotsafe.tensors.optimizers import is_optimizer, parameters_of
 from spotsafe.tensors.tree import Collector
 
@@ -56,7 +57,7 @@ def _name_by_memory(objects: Mapping[str, Any], names: Names) -> None:
     if not nameless or not others:
         return
     collector = Collector()
-    capturing = kinds.Capturing(collector=collector, names={}, warn=lambda _: None)
+    capturing = Capturing(collector=collector, names={}, warn=lambda _: None)
     for at, part in others:
         kinds.capture(part, at, capturing)
     for parameter in nameless:

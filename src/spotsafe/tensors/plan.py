@@ -1,8 +1,9 @@
 """Where every tensor of a save goes: which file, which box, which place in the arena. Values only.
 
-The arena holds the files of a save byte for byte, each from a multiple of 4096 on. A tensor that is too large for a
-file is cut into boxes, along its first dimension that is longer than 1, and again if that is not enough. The plan
-depends on names, dtypes, shapes and roles alone, so it is made once and kept while these stay the same.
+The arena holds the files of a save byte for byte, each from a multiple of 4096 on. A tensor that is too large
+for a file is cut into boxes, along its first dimension that is longer than 1, and again if that is not
+enough. The plan depends on names, dtypes, shapes and roles alone, so it is made once and kept while these
+stay the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from spotsafe.checkpoint import dtypes, layout
 from spotsafe.checkpoint.image import METADATA, PAGE, ImageTensor, plan_image
@@ -215,7 +217,7 @@ def _cut(
         return
     parts = min(lengths[axis], -(-nbytes // limit))
     bounds = [lengths[axis] * part // parts for part in range(parts + 1)]
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    for low, high in pairwise(bounds):
         shifted = (*offsets[:axis], offsets[axis] + low, *offsets[axis + 1 :])
         shorter = (*lengths[:axis], high - low, *lengths[axis + 1 :])
         yield from _cut(shifted, shorter, item, limit)

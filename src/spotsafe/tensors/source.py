@@ -1,28 +1,30 @@
 """From a checkpoint's typed JSON and tensors back to values, in memory of their own.
 
-What an object gets here it may keep, change or empty: nothing is shared with another object, nor with the files'
-memory, which is freed as soon as the restore is over.
+What an object gets here it may keep, change or empty: nothing is shared with another object, nor with the
+files' memory, which is freed as soon as the restore is over.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from spotsafe.checkpoint import typed
 from spotsafe.errors import StateMismatch
-from spotsafe.tensors.tree import COMPRESSED, PLAIN, WORDS, Json, as_bytes, clone
+from spotsafe.tensors.tree import COMPRESSED, PLAIN, WORDS, Json, as_bytes, clone, is_wrapper
+
+_Word = TypeVar("_Word")
 
 
 class Source:
     """Rebuilds the values of a saved state, for one object.
 
-    What `decode` and `tensor` return is a copy that the object may keep and change; aliases inside it stay aliases.
+    What `decode` and `tensor` return is a copy that the object may keep and change; aliases inside it stay
+    aliases.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], *, on_cpu: bool = False) -> None:
@@ -61,34 +63,14 @@ class Source:
     def _leaf(self, node: Mapping[str, Json], live: object = typed.MISSING, path: str = "") -> Any:
         tag = node["$"]
         if tag == "tensor":
-            value = self._tensor(node, live)
-            kind = type(live)
-            # A subclass that has memory of its own was saved as plain values; the live object says which class.
-            plain = not isinstance(live, torch.Tensor) or kind in PLAIN or is_traceable_wrapper_subclass(live)
-            return value if plain else value.as_subclass(kind)
-        if tag == "ndarray":
-            return self._array(node)
+            return _in_class(self._tensor(node, live), live)
         if tag == "torch.wrapper":
             return self._wrapper(node, live, path)
-        if tag == "torch.sparse_coo":
-            return self._sparse(node)
-        if tag == "torch.device":
-            return torch.device(node["value"])
-        if tag == "torch.Size":
-            return torch.Size(node["value"])
-        if tag in WORDS:
-            word = getattr(torch, node["value"], None)
-            if isinstance(word, WORDS[tag]):
-                return word
-        for layout, names in COMPRESSED.items():
-            if tag == str(layout):
-                parts = [self.decode(node[name]) for name in (*names, "values")]
-                return torch.sparse_compressed_tensor(
-                    *parts, node["shape"], layout=layout, check_invariants=True
-                )
-        return NotImplemented
+        build = _BUILDERS.get(tag)
+        return NotImplemented if build is None else build(self, node)
 
-    def _sparse(self, node: Mapping[str, Json]) -> torch.Tensor:
+    def sparse_coo(self, node: Mapping[str, Json]) -> torch.Tensor:
+        """A sparse tensor in coordinate form, coalesced or not as it was."""
         return torch.sparse_coo_tensor(
             self.decode(node["indices"]),
             self.decode(node["values"]),
@@ -97,7 +79,16 @@ class Source:
             check_invariants=True,
         )
 
-    def _array(self, node: Mapping[str, Json]) -> np.ndarray[Any, Any]:
+    def sparse_compressed(self, node: Mapping[str, Json]) -> torch.Tensor:
+        """A sparse tensor of a compressed layout."""
+        layout = _word(node["$"].removeprefix("torch."), torch.layout)
+        first, second, values = (self.decode(node[name]) for name in (*COMPRESSED[layout], "values"))
+        return torch.sparse_compressed_tensor(
+            first, second, values, size=node["shape"], layout=layout, check_invariants=True
+        )
+
+    def array(self, node: Mapping[str, Json]) -> np.ndarray[Any, Any]:
+        """A numpy array."""
         values = self.view(node["values"]["name"])
         dtype, shape = np.dtype(node["dtype"]), tuple(node["shape"])
         if dtype.hasobject or values.numel() * values.element_size() != math.prod(shape) * dtype.itemsize:
@@ -106,8 +97,8 @@ class Source:
         array.reshape(-1).view(np.uint8)[...] = as_bytes(values).numpy()
         return array
 
-    def _wrapper(self, node: Mapping[str, Json], live: object, path: str) -> Any:
-        if not (isinstance(live, torch.Tensor) and is_traceable_wrapper_subclass(live)):
+    def _wrapper(self, node: Mapping[str, Json], live: Any, path: str) -> Any:
+        if not (is_wrapper(live)):
             raise StateMismatch(
                 f"{path}: the checkpoint holds a tensor subclass, which is rebuilt only in the place of a live one; "
                 f"found {type(live).__name__} there"
@@ -117,6 +108,31 @@ class Source:
         size, stride = torch.Size(node["shape"]), tuple(node["stride"])
         unflatten: Callable[..., Any] = type(live).__tensor_unflatten__
         return unflatten(inner, context, size, stride)
+
+
+def _word(text: str, kind: type[_Word]) -> _Word:
+    word = getattr(torch, text, None)
+    if not isinstance(word, kind):
+        raise StateMismatch(f"torch {torch.__version__} has no {kind.__name__} {text!r}")
+    return word
+
+
+_BUILDERS: Mapping[str, Callable[[Source, Mapping[str, Json]], Any]] = {
+    "ndarray": Source.array,
+    "torch.sparse_coo": Source.sparse_coo,
+    **{str(layout): Source.sparse_compressed for layout in COMPRESSED},
+    **{tag: lambda _, node: _word(node["value"], WORDS[node["$"]]) for tag in WORDS},
+    "torch.device": lambda _, node: torch.device(node["value"]),
+    "torch.Size": lambda _, node: torch.Size(node["value"]),
+}
+"""How values of the other tags are rebuilt."""
+
+
+def _in_class(value: torch.Tensor, live: object) -> torch.Tensor:
+    """A subclass that has memory of its own was saved as plain values; the live object says which class."""
+    if not isinstance(live, torch.Tensor) or type(live) in PLAIN or is_wrapper(live):
+        return value
+    return value.as_subclass(type(live))
 
 
 def _device(node: Mapping[str, Json], live: object) -> torch.device:

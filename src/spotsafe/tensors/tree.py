@@ -1,7 +1,7 @@
 """From live values to typed JSON with named tensors.
 
-A `Collector` walks the state of the tracked objects. Plain values become typed JSON; every tensor becomes a name in
-it, and aliases (tied weights, a parameter that a second object also holds) become the same name.
+A `Collector` walks the state of the tracked objects. Plain values become typed JSON; every tensor becomes a
+name in it, and aliases (tied weights, a parameter that a second object also holds) become the same name.
 `spotsafe.tensors.source` goes the other way.
 """
 
@@ -88,6 +88,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def is_wrapper(value: object) -> bool:
+    """Whether a value is a tensor subclass made of other tensors, which `__tensor_flatten__` gives."""
+    return bool(is_traceable_wrapper_subclass(value))
+
+
 def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether several elements lie at one place in memory (after `expand`), so that it cannot be written."""
     if tensor.layout is not torch.strided:
@@ -133,10 +138,11 @@ class Collector:
     def tensor(self, tensor: torch.Tensor, path: str, *, role: str = "other") -> Json:
         """The node of a tensor: its name, or for composed tensors the names of its components."""
         _refuse(tensor, path)
-        if is_traceable_wrapper_subclass(tensor):
+        if is_wrapper(tensor):
             return self._wrapper(tensor, path, role)
         if tensor.layout is torch.sparse_coo:
-            parts = {"indices": tensor._indices(), "values": tensor._values()}
+            # The public accessors refuse a tensor that is not coalesced, and coalescing changes its bits.
+            parts = {"indices": tensor._indices(), "values": tensor._values()}  # noqa: SLF001 - see above
             extra = {"shape": list(tensor.shape), "coalesced": tensor.is_coalesced()}
             return {"$": "torch.sparse_coo", **self._parts(parts, path, role), **extra}
         if tensor.layout in COMPRESSED:
@@ -202,7 +208,7 @@ class Collector:
     def _array(self, array: np.ndarray[Any, Any], path: str) -> Json:
         if type(array) is not np.ndarray or array.dtype.hasobject or array.dtype.kind == "V":
             raise UnsupportedState(
-                f"{path} is a {type(array).__name__} of {array.dtype}, which cannot be saved; keep plain numeric arrays",
+                f"{path} is a {type(array).__name__} of {array.dtype}, which cannot be saved; keep numeric arrays",
                 path=path,
             )
         node: dict[str, Json] = {"$": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
@@ -223,7 +229,8 @@ def _array_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 def _alias_key(tensor: torch.Tensor) -> object | None:
     """Equal for two tensors that are the same elements in the same memory; None if there is no memory.
 
-    Addresses are only compared among tensors that one capture holds, so none can have been freed and used again.
+    Addresses are only compared among tensors that one capture holds, so none can have been freed and used
+    again.
     """
     if tensor.numel() == 0:
         return None
@@ -249,7 +256,7 @@ def _refuse(tensor: torch.Tensor, path: str) -> None:
         problem = (
             "is quantized; track its int_repr(), scale and zero_point, or the float tensor it was made from"
         )
-    elif type(tensor) not in PLAIN and not is_traceable_wrapper_subclass(tensor) and _has_no_memory(tensor):
+    elif type(tensor) not in PLAIN and not is_wrapper(tensor) and _has_no_memory(tensor):
         problem = f"is a {type(tensor).__name__} without memory of its own; give it __tensor_flatten__"
     if problem:
         raise UnsupportedState(f"{path} {problem}", path=path)

@@ -20,7 +20,7 @@ class BuffersMark:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         # Holding the tensors keeps a new one from taking the address of an old one.
         self._tensors = tensors
-        self._versions = [-1 if one.is_inference() else one._version for one in tensors]
+        self._versions = [-1 if one.is_inference() else one._version for one in tensors]  # noqa: SLF001 - no public way
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BuffersMark):
@@ -37,8 +37,8 @@ class BuffersMark:
 class VersionWatch:
     """Takes marks of the tensors in modules, and of bare ones.
 
-    Walking all submodules at every step would cost more than the marks. Their dicts of parameters and buffers are
-    remembered; `forget` when modules may have been added.
+    Walking all submodules at every step would cost more than the marks. Their dicts of parameters and buffers
+    are remembered; `forget` when modules may have been added.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,8 @@ def _places(parts: Iterable[object]) -> list[Mapping[str, torch.Tensor | None]]:
             places.append({"": part})
         elif isinstance(part, nn.Module):
             for module in part.modules():
-                places += [place for place in (module._parameters, module._buffers) if place]
+                # The dicts themselves: `named_parameters` would build every name at every step.
+                places += [place for place in (module._parameters, module._buffers) if place]  # noqa: SLF001 - see above
     return places
 
 
