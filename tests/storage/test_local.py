@@ -680,7 +680,7 @@ def killed(*args, **options):
 store = LocalStore(root)
 store.put("first", b"x")
 setattr(os, step, killed)
-store.put_large("large", aligned_memory(pattern_bytes(40 * MEBIBYTE + 5)))
+store.put_large("large", aligned_memory(pattern_bytes(20 * MEBIBYTE + 5)))
 """
 
 
@@ -703,7 +703,7 @@ def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, step: str, when: 
     store = LocalStore(root)
     assert store.names("") == (["first", "large"] if there else ["first"])
     if there:
-        assert read_all(store, "large") == pattern_bytes(40 * MEBIBYTE + 5)
+        assert read_all(store, "large") == pattern_bytes(20 * MEBIBYTE + 5)
     if step != "fsync":
         assert len(temporaries(root)) == 1
     store.abort_uploads("")

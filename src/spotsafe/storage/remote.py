@@ -215,14 +215,15 @@ class FsspecStore:
     def list(self, folder: str) -> list[Entry]:
         """All objects below a folder, sorted by path; empty if there is no such folder."""
         key = self._key(check_folder(folder))
-        found: dict[str, dict[str, Any]] = {}
+        found: list[dict[str, Any]] = []
         with suppress(StorageNotFound), self._translated("list", folder):
-            found = self._open().fs.find(key, detail=True, **_find_options(self._class))
+            fs = self._open().fs
+            found = list(fs.find(key, detail=True).values() if _finds(self._class) else _walk(fs, key))
         prefix = f"{folder}/" if folder else ""
         return sorted(
             Entry(prefix + name, int(info["size"]))
-            for full, info in found.items()
-            if info["type"] == "file" and (name := self._relative(full, folder))
+            for info in found
+            if info.get("type") == "file" and (name := self._relative(info["name"], folder))
         )
 
     # -- inside
@@ -371,15 +372,25 @@ def _knows_create(kind: type[AbstractFileSystem]) -> bool:
     return "mode" in inspect.signature(method).parameters
 
 
-def _find_options(kind: type[AbstractFileSystem]) -> dict[str, Any]:
-    """Options that keep fsspec's own `find` from leaving out folders that it could not look into."""
-    inherited = kind.find is AbstractFileSystem.find
+def _finds(kind: type[AbstractFileSystem]) -> bool:
+    """Whether this class has a `find` of its own. The inherited one leaves out folders that it could not list."""
     if issubclass(kind, AsyncFileSystem):
-        inherited = kind._find is AsyncFileSystem._find  # noqa: SLF001 - the one that is overridden
-    return {"on_error": _only_missing} if inherited else {}
+        return kind._find is not AsyncFileSystem._find  # noqa: SLF001 - the one that is overridden
+    return kind.find is not AbstractFileSystem.find
 
 
-def _only_missing(error: Exception) -> None:
-    """A folder may vanish while it is listed; every other error counts."""
-    if not isinstance(error, FileNotFoundError):
-        raise error
+def _walk(fs: AbstractFileSystem, key: str) -> Iterator[dict[str, Any]]:
+    """Everything below a folder. What vanishes while we look is not there; every other error counts."""
+    folders = [key]
+    seen: set[str] = set()
+    while folders:
+        folder = folders.pop()
+        if folder in seen:
+            continue
+        seen.add(folder)
+        try:
+            found = fs.ls(folder, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        folders += [info["name"] for info in found if info["type"] == "directory"]
+        yield from (info for info in found if info["type"] != "directory")
