@@ -213,7 +213,13 @@ class Ledger:
 
     def _beat(self) -> None:
         self._beats += 1
-        body = {"format": FORMAT, "attempt": self._attempt, "beat": self._beats, "wall": self._clock.wall(), "step": self._step()}
+        body = {
+            "format": FORMAT,
+            "attempt": self._attempt,
+            "beat": self._beats,
+            "wall": self._clock.wall(),
+            "step": self._step(),
+        }
         self._store.replace(layout.ledger_heartbeat(self._attempt), msgspec.json.encode(body))
 
     def _write_pieces(self) -> None:
