@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from spotsafe.checkpoint.index import FileEntry, Index, encode_index
 from spotsafe.checkpoint.layout import CheckpointName, index_file
 from spotsafe.checkpoint.manifest import Health, Manifest, Part
 from spotsafe.checkpoint.publish import publish
-from spotsafe.errors import StorageError, StorageFull
+from spotsafe.errors import SpotsafeError, StorageError, StorageFull
 from spotsafe.events import (
     AttemptSuperseded,
     CheckpointPublished,
@@ -87,8 +86,9 @@ class Uploader:
         try:
             self._save(job, arena, progress)
         except BaseException as error:  # noqa: BLE001 - MemoryError too: training goes on whatever happens here
-            _log.debug("save %s", job.name, exc_info=True)
-            progress.error = _without_frames(error)
+            expected = isinstance(error, SpotsafeError)
+            _log.log(logging.DEBUG if expected else logging.ERROR, "save %s failed", job.name, exc_info=True)
+            progress.error = _without_tracebacks(error)
         if progress.error is not None:
             self._report(job, progress, progress.error)
         return SaveResult(
@@ -221,13 +221,10 @@ def _manifest(job: SaveJob, health: Health, part: Part) -> Manifest:
     )
 
 
-def _without_frames(error: BaseException) -> BaseException:
-    """Let go of the local variables in the traceback: they hold the arena and copies of the index."""
+def _without_tracebacks(error: BaseException) -> BaseException:
+    """Let go of the frames, whose variables hold the arena and copies of the index. They have been logged."""
     link: BaseException | None = error
-    while link is not None:
-        if link.__traceback__ is not None:
-            traceback.clear_frames(link.__traceback__)
+    while link is not None and link.__traceback__ is not None:
+        link.__traceback__ = None
         link = link.__cause__ or link.__context__
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next  # this function's caller still runs
     return error

@@ -1,0 +1,89 @@
+"""The arena: aligned memory that is there when it is needed and gone when it is not."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from spotsafe.writer.arena import PAGE, Arena
+
+
+@pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE])
+def test_holds_what_was_asked_for_in_whole_pages(size: int) -> None:
+    """At least the bytes asked for, a multiple of the page, all zero and writable."""
+    arena = Arena(size)
+    assert arena.size >= max(size, 1)
+    assert arena.size % PAGE == 0
+    assert arena.size - size <= PAGE
+    assert len(arena.view) == arena.size
+    assert not any(arena.view)
+    arena.view[size - 1 if size else 0] = 7
+    arena.close()
+
+
+def test_begins_at_a_page() -> None:
+    """Direct writes need memory that begins at a page."""
+    arena = Arena(5 * PAGE)
+    assert np.frombuffer(arena.view, dtype=np.uint8).ctypes.data % PAGE == 0
+
+
+def test_negative_size_is_a_mistake() -> None:
+    """A size below zero is refused with the number in the message."""
+    with pytest.raises(ValueError, match="-1"):
+        Arena(-1)
+
+
+@pytest.mark.parametrize("size", [1 << 62, 1 << 70])
+def test_too_much_is_a_memory_error(size: int) -> None:
+    """Memory that the system does not have is MemoryError, with the size in the message."""
+    with pytest.raises(MemoryError, match=str(size)):
+        Arena(size)
+
+
+def test_close_takes_the_view_away() -> None:
+    """After closing nobody writes into memory that is gone; closing twice is no error."""
+    arena = Arena(PAGE)
+    arena.close()
+    with pytest.raises(ValueError, match="released"):
+        _ = arena.view[0]
+    arena.close()
+
+
+def test_close_while_an_array_looks_at_it() -> None:
+    """An array over the arena stays valid; closing neither fails nor tears its memory away."""
+    arena = Arena(PAGE)
+    array = np.frombuffer(memoryview(arena._map), dtype=np.uint8)
+    arena.close()
+    assert array.sum() == 0
+
+
+def test_a_forked_child_does_not_hold_it() -> None:
+    """A child made by fork has no arena: its memory is not kept alive by loader workers."""
+    arena = Arena(PAGE)
+    begin = np.frombuffer(arena.view, dtype=np.uint8).ctypes.data
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:  # in the child: only look at its own map of memory
+        with open("/proc/self/maps", encoding="ascii") as maps:
+            held = any(line.startswith(f"{begin:x}-") for line in maps)
+        os.write(write_end, b"held" if held else b"free")
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as answer:
+        assert answer.read() == b"free"
+
+
+def test_memory_is_taken_only_when_written() -> None:
+    """A large arena costs nothing until it is filled."""
+
+    def resident() -> int:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    arena = Arena(1 << 30)
+    assert resident() - before < 64 << 20
+    arena.close()
