@@ -110,7 +110,7 @@ class Run:
         self._fanout = Fanout([*installed(), *options.events, LogSink(), Console(rank=self._identity.rank)])
         self._tracker = Tracker(strict=options.strict, options=OPTION_NAMES, warn=self._warn)
         for name, obj in tracked.items():
-            self._tracker.add(name, obj)
+            self._tracker.add(name, obj, from_state=True)
         self._values: dict[str, Any] = {}
         self._attempt: Attempt | None = None
         self._closed = False

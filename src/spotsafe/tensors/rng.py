@@ -98,7 +98,7 @@ def _numpy_global() -> Mapping[str, Any]:
     draw from this generator between two steps. So the bytes of its words and of the object (which hold the
     cached normal deviate) are compared with those of the last call, and only a difference is paid for.
     """
-    bits = _GLOBAL._bit_generator
+    bits = _GLOBAL._bit_generator  # noqa: SLF001 - the only way to its memory
     if not isinstance(bits, np.random.MT19937):
         return _GLOBAL.get_state(legacy=False)
     memory = (
