@@ -105,11 +105,11 @@ def past_attempts(
 ) -> list[PastAttempt]:
     """What `policy.restarts.restart_loop` has to know of the newest attempts, in their order.
 
-    The ledgers are asked only about the few attempts before the last one that a verdict can depend on.
+    The ledgers are asked only about the few newest attempts, those that a verdict can depend on.
 
     Args:
         store: the run.
-        records: the attempts' records, in any order; the newest is the attempt that is starting.
+        records: the attempts' records, in any order, with that of the attempt that is starting or without.
         limits: those that will be applied.
 
     Raises:
@@ -117,7 +117,7 @@ def past_attempts(
     """
     limits = limits or Limits()
     newest = sorted(records, key=lambda one: one.attempt)[-(limits.starts_per_hour + 1) :]
-    asked = {one.attempt for one in newest[-max(limits.fruitless, limits.same_parent) - 1 : -1]}
+    asked = {one.attempt for one in newest[-max(limits.fruitless, limits.same_parent) - 1 :]}
     return [
         _past(record, read_end(store, record.attempt) if record.attempt in asked else None)
         for record in newest
