@@ -110,8 +110,8 @@ class AwsWatcher:
         self._v1_allowed = not _is_true(env, "AWS_EC2_METADATA_V1_DISABLED")
         self._token: str | None = None
         self._refresh_at = float("-inf")
-        self._seen: tuple[str, str] | None = None
-        self._notice: ReclaimNotice | None = None
+        # What each key said last, and what was made of it then: a deadline counts from the first time.
+        self._known: dict[str, tuple[str, ReclaimNotice | None]] = {}
 
     @property
     def endpoint(self) -> str:
@@ -127,14 +127,14 @@ class AwsWatcher:
         for path, read in ((ACTION_PATH, self._interruption), (REBALANCE_PATH, self._recommendation)):
             reply = self._get(path)
             if reply is None:
+                self._known.pop(path, None)
                 continue
-            seen = (path, reply.body.decode("utf-8", "replace"))
-            if seen != self._seen:
-                self._notice = read(self._parse(path, seen[1]), reply)
-                self._seen = seen
-            if self._notice is not None:
-                return self._notice
-        self._seen = self._notice = None
+            text = reply.body.decode("utf-8", "replace")
+            if path not in self._known or self._known[path][0] != text:
+                self._known[path] = (text, read(self._parse(path, text), reply))
+            notice = self._known[path][1]
+            if notice is not None:
+                return notice
         return None
 
     def close(self) -> None:

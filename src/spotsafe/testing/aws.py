@@ -61,6 +61,12 @@ class Faults:
     """Token requests are never answered, as beyond the hop limit of a container's network."""
     refuse_put: int | None = None
     """Token requests are answered with this status: 403 where the service is off, 404 or 405 elsewhere."""
+    refuse_tokens: bool = False
+    """Every token is refused with 401, fresh ones too."""
+    refuse_all: int | None = None
+    """Every request is answered with this status."""
+    token: str | None = None
+    """Given out in place of a real token."""
     truncate_json: bool = False
     """JSON stops in the middle, in an answer that is whole by its headers."""
     cut_connection: bool = False
@@ -183,7 +189,7 @@ class FakeAwsMetadata:
     def expire_tokens(self, *, after_uses: int = 0) -> None:
         """Refuse all tokens given out so far with 401, after `after_uses` more uses."""
         with self._service.lock:
-            self._service.uses_left = after_uses
+            self._service.uses_left = after_uses or None
             if after_uses == 0:
                 self._service.tokens.clear()
 
@@ -240,6 +246,8 @@ class _Service:
         with self.lock:
             if self.burst:
                 return _Answer(self.burst.pop(0))
+            if self.faults.refuse_all is not None:
+                return _Answer(self.faults.refuse_all)
             if method == "PUT":
                 return self._give_token(path, headers)
             if method in {"GET", "HEAD"}:
@@ -262,7 +270,7 @@ class _Service:
         ttl = headers.get(TTL_HEADER.lower(), "")
         if not re.fullmatch("[0-9]{1,5}", ttl) or not 1 <= int(ttl) <= LONGEST_TTL_S:
             return _Answer(400)
-        token = secrets.token_urlsafe(40) + "=="
+        token = secrets.token_urlsafe(40) + "==" if self.faults.token is None else self.faults.token
         self.tokens[token] = self.clock.monotonic() + int(ttl)
         return _Answer(200, token, {TTL_HEADER: ttl})
 
@@ -278,7 +286,7 @@ class _Service:
 
     def _accepts(self, token: str | None) -> bool:
         expires = None if token is None else self.tokens.get(token)
-        if expires is None or self.clock.monotonic() >= expires:
+        if expires is None or self.clock.monotonic() >= expires or self.faults.refuse_tokens:
             return False
         if self.uses_left is not None:
             if self.uses_left == 0:
