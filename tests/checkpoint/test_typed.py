@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import threading
@@ -65,37 +66,36 @@ def around(value: object, *, live: object = typed.MISSING, **options: Any) -> An
     return typed.decode(strict_json.parse(data), live=live, path="state", **options)
 
 
+def form(value: Any) -> Any:  # noqa: C901 - one branch for each kind
+    """What tells two values apart: exact type, value, order, sign of zero; all NaN are alike."""
+    kind = type(value)
+    parts: Any = value
+    if isinstance(value, (float, np.floating)):
+        parts = "nan" if math.isnan(value) else (value, math.copysign(1, value))
+    elif isinstance(value, (complex, np.complexfloating)):
+        parts = (form(value.real), form(value.imag))
+    elif isinstance(value, dict):
+        parts = [(form(key), form(item)) for key, item in value.items()]
+    elif isinstance(value, (set, frozenset)):
+        parts = sorted(repr(form(item)) for item in value)
+    elif isinstance(value, (list, tuple, deque)):
+        parts = [*map(form, value), getattr(value, "maxlen", None)]
+    elif isinstance(value, slice):
+        parts = (form(value.start), form(value.stop), form(value.step))
+    elif isinstance(value, SimpleNamespace):
+        parts = form(vars(value))
+    elif isinstance(value, Decimal):
+        parts = value.as_tuple()
+    elif isinstance(value, (datetime, time)):
+        parts = (value.replace(tzinfo=None), value.fold, repr(value.tzinfo))
+    elif isinstance(value, np.generic):
+        parts = (value.dtype, value.tobytes())
+    return kind, parts
+
+
 def same(left: Any, right: Any) -> bool:
-    """Equal in value, exact type, types of keys, order and sign of zero; a NaN equals a NaN."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, (float, np.floating)):
-        return bool(left == right and math.copysign(1, left) == math.copysign(1, right)) or bool(
-            left != left and right != right
-        )
-    if isinstance(left, (complex, np.complexfloating)):
-        return same(left.real, right.real) and same(left.imag, right.imag)
-    if isinstance(left, dict):
-        return same(list(left.items()), list(right.items()))
-    if isinstance(left, (set, frozenset)):
-        return len(left) == len(right) and all(any(same(item, other) for other in right) for item in left)
-    if isinstance(left, (list, tuple, deque)):
-        bounds = (left.maxlen, right.maxlen) if isinstance(left, deque) else (0, 0)
-        items = zip(left, right, strict=False)
-        return bounds[0] == bounds[1] and len(left) == len(right) and all(same(*pair) for pair in items)
-    if isinstance(left, slice):
-        return same((left.start, left.stop, left.step), (right.start, right.stop, right.step))
-    if isinstance(left, SimpleNamespace):
-        return same(vars(left), vars(right))
-    if isinstance(left, Decimal):
-        return left.as_tuple() == right.as_tuple()
-    if isinstance(left, (datetime, time)):
-        return left.replace(tzinfo=None) == right.replace(tzinfo=None) and (
-            (left.fold, repr(left.tzinfo)) == (right.fold, repr(right.tzinfo))
-        )
-    if isinstance(left, (np.datetime64, np.timedelta64)):
-        return left.dtype == right.dtype and left.tobytes() == right.tobytes()
-    return bool(left == right)
+    """Whether nothing tells the two apart."""
+    return bool(form(left) == form(right))
 
 
 any_text = st.text(st.characters(codec=None) | st.characters(categories=["Cs"]), max_size=8)
@@ -141,7 +141,9 @@ hashables = st.one_of(
     st.builds(range, st.integers(), st.integers(), st.integers(1, 9)),
     st.text("ab./", max_size=6).map(Path),
     st.text("ab./", max_size=6).map(PurePosixPath),
-    st.text("ab.\\:", max_size=6).map(PureWindowsPath),
+    st.text("ab.\\:", max_size=6)
+    .map(PureWindowsPath)
+    .filter(lambda path: PureWindowsPath(str(path)) == path),
     numpy_scalars,
 )
 keys = st.recursive(
@@ -260,7 +262,10 @@ def test_values_of_every_listed_kind_come_back() -> None:
 def test_sets_of_equal_content_give_equal_bytes() -> None:
     """The order of a set of text differs between processes; the bytes of a checkpoint must not."""
     words = [f"word-{number}" for number in range(50)]
-    forward, backward = set(words), set(reversed(words))
+    forward: set[str] = set()
+    backward: set[str] = set()
+    forward.update(words)
+    backward.update(reversed(words))
     assert strict_json.dump(typed.encode(forward, path="s")) == strict_json.dump(
         typed.encode(backward, path="s")
     )
@@ -386,7 +391,7 @@ class TestLeaf:
 
     def test_a_tag_that_nobody_knows_is_a_newer_format(self) -> None:
         """It is not damage: the bytes are what somebody wrote, so no older checkpoint is taken instead."""
-        with pytest.raises(UnsupportedFormat, match="c/index.json.*'teapot'.*upgrade"):
+        with pytest.raises(UnsupportedFormat, match=r"c/index.json.*'teapot'.*upgrade"):
             typed.decode([{"$": "teapot"}], checkpoint="c", file="index.json")
 
     def test_names_of_tensors_are_found_wherever_they_are(self) -> None:
@@ -465,6 +470,17 @@ def test_numpy_scalars_that_differ_between_machines_are_refused(value: object) -
     """A long double has 80 bits here and 128 there."""
     with pytest.raises(UnsupportedState, match=r"x\['v'\] is a numpy scalar of dtype"):
         typed.encode({"v": value}, path="x")
+
+
+def test_a_path_comes_back_as_itself_or_is_refused() -> None:
+    """Some Pythons make Windows paths whose own text is another path's; that is not saved in silence."""
+    for letters in itertools.product("a.:\\", repeat=5):
+        path = PureWindowsPath("".join(letters))
+        try:
+            assert around([path]) == [path]
+        except UnsupportedState as error:
+            assert PureWindowsPath(str(path)) != path
+            assert str(error).startswith("state[0] is a path")  # noqa: PT017 - either outcome is right
 
 
 def test_the_path_spells_keys_attributes_and_items() -> None:

@@ -34,8 +34,28 @@ MEMBERS = [
 PLAIN = {"$": "tuple", "items": []}
 
 words = st.sampled_from(
-    ["nan", "inf", "0x1f", "-0x", "<f8", "|b1", "<M8[0s]", "<M8[ns]", "V8", "O", "posix", "windows", "00", "AA==", "__class__", "1e999999999", "1/0", "str", "bytes"]
-)  # fmt: skip
+    [
+        "nan",
+        "inf",
+        "0x1f",
+        "-0x",
+        "<f8",
+        "|b1",
+        "<M8[0s]",
+        "<M8[ns]",
+        "V8",
+        "O",
+        "posix",
+        "windows",
+        "00",
+        "AA==",
+        "__class__",
+        "1e999999999",
+        "1/0",
+        "str",
+        "bytes",
+    ]
+)
 atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words | st.text(max_size=5)
 nodes = st.recursive(
     atoms,

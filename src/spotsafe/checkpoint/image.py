@@ -27,6 +27,7 @@ MAX_HEADER = 100_000_000
 """What safetensors readers accept of a header, in bytes."""
 METADATA = "__metadata__"
 _LENGTH = 8
+_MAX_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +184,7 @@ def _stored(header: object, *, base: int, file_size: int) -> Mapping[str, Stored
     end = base
     for key, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if tensor.start != end:
-            raise ValueError(f"{key!r} starts at byte {tensor.start}, not at {end}")
+            raise ValueError(f"{key[:200]!r} starts at byte {tensor.start}, not at {end}")
         end += tensor.nbytes
     if end != file_size:
         raise ValueError(f"its tensors end at byte {end}, the file at {file_size}")
@@ -192,19 +193,21 @@ def _stored(header: object, *, base: int, file_size: int) -> Mapping[str, Stored
 
 def _entry(key: str, entry: object, *, base: int) -> StoredTensor:
     if type(entry) is not dict:
-        raise ValueError(f"{key!r} is not an object")
+        raise ValueError(f"{key[:200]!r} is not an object")
     code, shape, offsets = entry.get("dtype"), _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
     if not isinstance(code, str) or code not in CODE_BYTES:
-        raise ValueError(f"{key!r} has an unknown dtype")
+        raise ValueError(f"{key[:200]!r} has an unknown dtype")
     if shape is None or offsets is None or len(offsets) != 2:
-        raise ValueError(f"{key!r} has no proper shape and data_offsets")
+        raise ValueError(f"{key[:200]!r} has no proper shape and data_offsets")
     (begin, end), item = offsets, CODE_BYTES[code]
     if end - begin != math.prod(shape) * item:
-        raise ValueError(f"{key!r} has {end - begin} bytes, which is not what its shape makes")
+        raise ValueError(f"{key[:200]!r} has {end - begin} bytes, which is not what its shape makes")
     return StoredTensor(dtype_code=code, shape=shape, start=base + begin, nbytes=end - begin)
 
 
 def _counts(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in value):
+    if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
+        return None
+    if all(type(item) is int and 0 <= item < 1 << 63 for item in value):
         return tuple(value)
     return None

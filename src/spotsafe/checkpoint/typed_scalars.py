@@ -127,7 +127,13 @@ def _decode_range(node: Mapping[str, Any]) -> range:
 
 
 def _encode_path(flavour: str) -> Callable[[Any], Any]:
-    return lambda value: {TAG: "path", "flavour": flavour, "text": encode_str(str(value))}
+    def encode(value: Any) -> Any:
+        text = str(value)
+        if type(value)(text) != value:
+            raise ValueError("is a path that its own text does not spell: keep os.fspath() of it instead")
+        return {TAG: "path", "flavour": flavour, "text": encode_str(text)}
+
+    return encode
 
 
 _PATHS: Mapping[str, Callable[[str], object]] = {

@@ -1,0 +1,356 @@
+"""Indexes: exact round trips, and everything that contradicts itself is damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from spotsafe.checkpoint import typed
+from spotsafe.checkpoint.index import (
+    MAX_BYTES,
+    FileEntry,
+    Index,
+    Slice,
+    TensorEntry,
+    decode_index,
+    encode_index,
+    tiling_problem,
+)
+from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
+
+FILE = "data-00000-000.safetensors"
+SECOND = "data-00000-001.safetensors"
+
+
+def piece(
+    start: int, lengths: tuple[int, ...], *, offsets: Any = None, item: int = 4, file: str = FILE
+) -> Slice:
+    """A slice of items of 4 bytes."""
+    nbytes = item
+    for length in lengths:
+        nbytes *= length
+    where = tuple(0 for _ in lengths) if offsets is None else offsets
+    return Slice(offsets=where, lengths=lengths, file=file, start=start, nbytes=nbytes)
+
+
+def example(**changes: Any) -> Index:
+    """A whole tensor, one in two pieces, an empty one, a scalar of complex numbers; state that refers to them."""
+    fields: dict[str, Any] = {
+        "rank": 0,
+        "block_size": 4096,
+        "files": (
+            FileEntry(name=FILE, size=4096 + 64, digests=("0" * 32, "f" * 32)),
+            FileEntry(name=SECOND, size=0, digests=()),
+        ),
+        "tensors": (
+            TensorEntry(
+                name="w", dtype="float32", shape=(2, 3), slices=(piece(4112, (2, 3)),), role="parameter"
+            ),
+            TensorEntry(
+                name="cut",
+                dtype="int32",
+                shape=(4,),
+                slices=(piece(4136, (1,), offsets=(3,)), piece(4140, (3,), offsets=(0,))),
+            ),
+            TensorEntry(name="empty", dtype="bfloat16", shape=(0, 7), slices=()),
+            TensorEntry(
+                name="z", dtype="complex128", shape=(), slices=(piece(4096, (), item=16),), role="moment"
+            ),
+        ),
+        "state": {
+            "model": {"w": {"$": "tensor", "name": "w"}, "n": [1.5, None, "\u03b2"]},
+            "optimizer": typed.encode({0: (typed.TensorRef("z"), float("nan"))}, path="optimizer"),
+        },
+        "session": {"positions": {"$": "tuple", "items": [1]}, "rng": [{"$": "tensor", "name": "cut"}]},
+    }
+    return Index(**{**fields, **changes})
+
+
+def decode(data: bytes, **options: Any) -> Index:
+    """As a reader does."""
+    return decode_index(data, checkpoint="c", file="index-00000.json", **options)
+
+
+DOCUMENT: dict[str, Any] = json.loads(encode_index(example()))
+
+
+def document(**changes: Any) -> bytes:
+    """The file with members changed."""
+    return json.dumps({**DOCUMENT, **changes}).encode()
+
+
+def tensors_with(place: int, **changes: Any) -> bytes:
+    """The file with members of one tensor changed."""
+    tensors = [dict(tensor) for tensor in DOCUMENT["tensors"]]
+    tensors[place].update(changes)
+    return document(tensors=tensors)
+
+
+def slice_with(place: int, **changes: Any) -> bytes:
+    """The file with members of the first slice of one tensor changed."""
+    slices = [dict(part) for part in DOCUMENT["tensors"][place]["slices"]]
+    slices[0].update(changes)
+    return tensors_with(place, slices=slices)
+
+
+def file_with(**changes: Any) -> bytes:
+    """The file with members of its first data file changed."""
+    return document(files=[{**DOCUMENT["files"][0], **changes}, DOCUMENT["files"][1]])
+
+
+def test_an_index_comes_back() -> None:
+    """Equal in every member, state with all its types included."""
+    assert decode(encode_index(example())) == example()
+    empty = Index(rank=3, block_size=1, files=(), tensors=())
+    assert decode(encode_index(empty)) == empty
+
+
+def test_the_document_is_what_the_format_says() -> None:
+    """These documents lie on people's disks: version 1 must not drift."""
+    assert list(DOCUMENT) == [
+        *("format", "requires", "rank", "algorithm", "block_size", "files", "tensors", "state", "session")
+    ]
+    assert (DOCUMENT["format"], DOCUMENT["requires"], DOCUMENT["algorithm"]) == (1, [], "xxh3_128")
+    assert DOCUMENT["files"][0] == {"name": FILE, "size": 4160, "digests": ["0" * 32, "f" * 32]}
+    assert DOCUMENT["tensors"][0] == {
+        "name": "w",
+        "dtype": "float32",
+        "shape": [2, 3],
+        "slices": [{"offsets": [0, 0], "lengths": [2, 3], "file": FILE, "start": 4112, "nbytes": 24}],
+        "role": "parameter",
+    }
+
+
+def test_fifty_thousand_tensors_take_no_time() -> None:
+    """A large model of many experts; the bound is generous for a busy machine."""
+    count = 50_000
+    tensors = tuple(
+        TensorEntry(name=f"layers.{n}.weight", dtype="float32", shape=(4, 4), slices=(piece(64 * n, (4, 4)),))
+        for n in range(count)
+    )
+    state = {"model": {tensor.name: {"$": "tensor", "name": tensor.name} for tensor in tensors}}
+    files = (FileEntry(name=FILE, size=64 * count, digests=("0" * 32,)),)
+    index = Index(rank=0, block_size=1 << 24, files=files, tensors=tensors, state=state)
+    started = time.process_time()
+    assert decode(encode_index(index)) == index
+    assert time.process_time() - started < 4
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (document(rank=-1), "rank"),
+        (document(rank=True), "Expected `int`"),
+        (document(block_size=0), "block_size"),
+        (document(files=[DOCUMENT["files"][0]] * 2), "same file twice"),
+        (file_with(name="../x"), "no data file's name"),
+        (file_with(name="index-00000.json"), "no data file's name"),
+        (file_with(size=-1), "size of -1"),
+        (file_with(size=4096), "2 digests for 4096"),
+        (file_with(digests=["0" * 32]), "1 digests"),
+        (file_with(digests=["0" * 32, "F" * 32]), "32 hexadecimal"),
+        (file_with(digests=["0" * 32, "f" * 31]), "32 hexadecimal"),
+        (document(tensors=[DOCUMENT["tensors"][0]] * 2), "same tensor twice"),
+        (tensors_with(0, shape=[2, -3]), "shape out of range"),
+        (tensors_with(0, shape=[1] * 65), "shape out of range"),
+        (tensors_with(0, shape=[10**30, 3]), "shape out of range"),
+        (tensors_with(0, shape=[2, 3.0]), "Expected `int`"),
+        (tensors_with(0, shape=[6]), "dimensions"),
+        (tensors_with(0, shape=[2, 4]), "exactly once"),
+        (tensors_with(0, shape=[1, 3]), "outside the tensor"),
+        (tensors_with(0, slices=[]), "exactly once"),
+        (tensors_with(0, dtype="float64"), "24 bytes"),
+        (tensors_with(0, dtype=None), "Expected `str`"),
+        (slice_with(0, nbytes=25), "25 bytes"),
+        (slice_with(0, file=SECOND), "outside data-00000-001"),
+        (slice_with(0, file="data-00000-009.safetensors"), "not listed"),
+        (slice_with(0, start=-1), "outside"),
+        (slice_with(0, start=4137), "outside"),
+        (slice_with(0, start=10**4000), "outside"),
+        (slice_with(0, start=4110), "share byte 4110"),
+        (slice_with(0, offsets=[0]), "dimensions"),
+        (slice_with(0, offsets=[0, 1]), "outside the tensor"),
+        (slice_with(1, offsets=[2]), "exactly once"),
+        (slice_with(1, offsets=[4]), "outside the tensor"),
+        (slice_with(1, lengths=[0], nbytes=0), "exactly once"),
+        (document(state=[]), "Expected `object`"),
+        (document(state={"m": {"$": "tensor", "name": "gone"}}), "'gone' that is not listed"),
+        (document(session=[{"$": "tensor", "name": "gone"}]), "'gone' that is not listed"),
+        (document(session=[{"$": "tensor"}]), "without a name"),
+        (b"[]", "JSON object"),
+        (b"", "not JSON"),
+        (b'{"format":1,"requires":[],"session":NaN}', "NaN"),
+        (b'{"format":1,"format":1}', "same key twice"),
+        (b"[" * 100_000, "nested deeper"),
+        (document(format=None), "format number"),
+        (document(requires=None), "requirements"),
+    ],
+)
+def test_what_contradicts_itself_is_damage(data: bytes, says: str) -> None:
+    """Each with its reason; nobody after `decode_index` needs to check anything again."""
+    with pytest.raises(DamagedCheckpoint, match=says) as caught:
+        decode(data)
+    assert (caught.value.checkpoint, caught.value.file) == ("c", "index-00000.json")
+
+
+@pytest.mark.parametrize("member", [*DOCUMENT])
+def test_no_member_may_be_missing(member: str) -> None:
+    """A default would be a guess."""
+    with pytest.raises(DamagedCheckpoint):
+        decode(json.dumps({name: value for name, value in DOCUMENT.items() if name != member}).encode())
+
+
+def test_unknown_members_are_ignored() -> None:
+    """Everywhere."""
+    files = [{**entry, "new": 1} for entry in DOCUMENT["files"]]
+    tensors = [
+        {**tensor, "new": 1, "slices": [{**part, "new": []} for part in tensor["slices"]]}
+        for tensor in DOCUMENT["tensors"]
+    ]
+    assert decode(document(files=files, tensors=tensors, new={"$": 1})) == example()
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (document(format=2), "format 2"),
+        (document(requires=["tiles"]), "format 1, tiles"),
+        (document(algorithm="blake4"), "digests blake4"),
+        (tensors_with(0, dtype="float2"), "dtype float2"),
+        (tensors_with(0, role="adapter"), "role adapter"),
+    ],
+)
+def test_words_of_a_newer_version_are_not_damage(data: bytes, found: str) -> None:
+    """The bytes were verified before: whoever wrote them knew more than this version does."""
+    with pytest.raises(UnsupportedFormat, match=r"c/index-00000\.json was written by a newer") as caught:
+        decode(data)
+    assert caught.value.found == found
+
+
+def test_an_index_that_contradicts_itself_is_not_written() -> None:
+    """The mistake is found before the checkpoint is published."""
+    tensor = dataclasses.replace(example().tensors[0], name="v")
+    for changes, says in [
+        ({"tensors": (*example().tensors, tensor)}, "share byte"),
+        ({"tensors": ()}, "not listed"),
+        ({"tensors": (dataclasses.replace(tensor, dtype="qint8"),)}, "qint8"),
+        ({"session": float("nan")}, "JSON"),
+        ({"session": "\ud800"}, "surrogate"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            encode_index(example(**changes))
+
+
+def test_the_size_is_bounded_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader never takes more into memory than the format allows."""
+    assert MAX_BYTES == 1 << 30
+    monkeypatch.setattr("spotsafe.checkpoint.index.MAX_BYTES", 100)
+    with pytest.raises(ValueError, match="keep large values as arrays"):
+        encode_index(example())
+    with pytest.raises(DamagedCheckpoint, match="larger than 100"):
+        decode(document())
+
+
+class TestSeveralRanks:
+    """An index is what one rank wrote; together they make the tensors."""
+
+    @staticmethod
+    def of_rank(rank: int, *, shape: tuple[int, ...] = (4,), offset: int = 0, length: int = 2) -> Index:
+        """Half of a tensor."""
+        file = f"data-{rank:05d}-000.safetensors"
+        slices = (piece(0, (length,), offsets=(offset,), file=file),) if length else ()
+        return Index(
+            rank=rank,
+            block_size=4096,
+            files=(FileEntry(name=file, size=16, digests=("0" * 32,)),),
+            tensors=(TensorEntry(name="w", dtype="float32", shape=shape, slices=slices),),
+        )
+
+    def test_a_part_alone_is_not_complete(self) -> None:
+        """The reader says which of the two it expects."""
+        index = self.of_rank(0)
+        assert decode(encode_index(index), complete=False) == index
+        with pytest.raises(DamagedCheckpoint, match="exactly once"):
+            decode(encode_index(index))
+
+    def test_parts_that_make_the_whole_are_fine(self) -> None:
+        """Also a rank that has nothing of a tensor."""
+        parts = [self.of_rank(0), self.of_rank(1, offset=2), self.of_rank(2, length=0)]
+        assert tiling_problem(parts) is None
+
+    def test_a_gap_an_overlap_and_a_disagreement_are_named(self) -> None:
+        """What a publishing coordinator must find before the manifest exists."""
+        assert tiling_problem([self.of_rank(0)]) == "'w': its slices do not cover it exactly once"
+        overlap = [self.of_rank(0), self.of_rank(1, offset=1, length=3)]
+        assert tiling_problem(overlap) == "'w': its slices do not cover it exactly once"
+        differing = [self.of_rank(0), self.of_rank(1, shape=(5,), offset=2)]
+        assert tiling_problem(differing) == "'w': ranks disagree about its dtype or shape"
+
+
+def test_garbage_collection_is_left_as_it_was() -> None:
+    """It is paused for the time of a decode, also when that fails, and only if it was on."""
+    for enabled in (True, False):
+        (gc.enable if enabled else gc.disable)()
+        try:
+            decode(document())
+            with pytest.raises(DamagedCheckpoint):
+                decode(b"{")
+            assert gc.isenabled() == enabled
+        finally:
+            gc.enable()
+
+
+def nodes(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value in a document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(inner for key, item in items for inner in nodes(item, (*path, key)))]
+
+
+PATHS = nodes(DOCUMENT)[1:]
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from([FILE, "w", "$"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["$", "name", "x"]), inner),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(PATHS), values, st.booleans())
+@settings(max_examples=400)
+def test_any_value_may_be_anything(path: tuple[Any, ...], value: Any, drop: bool) -> None:
+    """A document changed in any one place is an index, or one of two errors, and nothing else."""
+    changed = json.loads(json.dumps(DOCUMENT))
+    at = changed
+    for key in path[:-1]:
+        at = at[key]
+    if drop:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    try:
+        back = decode(json.dumps(changed).encode())
+    except (DamagedCheckpoint, UnsupportedFormat):
+        return
+    assert decode(encode_index(back)) == back
+
+
+@given(st.binary(max_size=100), st.integers(0, 10_000), st.integers(0, 255))
+@settings(max_examples=150)
+def test_any_bytes_are_an_index_or_one_of_two_errors(data: bytes, position: int, value: int) -> None:
+    """Random files, and a good one with a byte changed (which the manifest's SHA-256 would find first)."""
+    changed = bytearray(document())
+    changed[position % len(changed)] = value
+    for file in (data, bytes(changed)):
+        try:
+            decode(file)
+        except (DamagedCheckpoint, UnsupportedFormat):
+            continue
