@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What spotsafe asks of time. `spotsafe.testing.ManualClock` is the one for tests."""
+    """What spotsafe asks of time. `spotsafe.testing.clock.ManualClock` is the one for tests."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary point; never goes back. For every duration and deadline."""

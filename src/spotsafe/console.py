@@ -233,7 +233,9 @@ def _end(event: RunEnded, *, started: RunStarted | None) -> str:
     if event.outcome == "finished" and done == 0 and started and started.resumed_from is not None:
         happened = f"already finished at step {event.step:,}, nothing to do"
     else:
-        steps = "" if done is None or done == event.step else f", {human.count(done, 'step')} in this attempt"
+        steps = (
+            "" if done is None or done == event.step else f" ({human.count(done, 'step')} in this attempt)"
+        )
         happened = f"{known.happened} at step {event.step:,}{steps}"
     if event.newest is None:
         restart = event.outcome in {"superseded", "restart_loop"}
