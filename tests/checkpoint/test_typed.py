@@ -381,13 +381,13 @@ class TestLeaf:
         """Devices and places follow the live object."""
         seen = []
 
-        def decode_leaf(node: Any, live: object) -> object:
-            seen.append((node, live))
+        def decode_leaf(node: Any, live: object, path: str) -> object:
+            seen.append((node, live, path))
             return "value"
 
         node = [0, {"$": "plain", "n": 1}, {"$": "tensor", "name": "w"}]
-        assert typed.decode(node, leaf=decode_leaf, live=[0, "here"]) == [0, "value", "value"]
-        assert seen == [(node[1], "here"), (node[2], typed.MISSING)]
+        assert typed.decode(node, leaf=decode_leaf, live=[0, "here"], path="x") == [0, "value", "value"]
+        assert seen == [(node[1], "here", "x[1]"), (node[2], typed.MISSING, "x[2]")]
 
     def test_a_tag_that_nobody_knows_is_a_newer_format(self) -> None:
         """It is not damage: the bytes are what somebody wrote, so no older checkpoint is taken instead."""

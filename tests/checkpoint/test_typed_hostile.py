@@ -153,7 +153,7 @@ def test_depth_is_bounded(wrap: Any) -> None:
 def test_the_caller_s_errors_come_through() -> None:
     """A StateMismatch of the tensors' code is not turned into damage."""
 
-    def leaf(_node: Any, _live: object) -> object:
+    def leaf(_node: Any, _live: object, _path: str) -> object:
         raise StateMismatch("shapes differ")
 
     with pytest.raises(StateMismatch, match="shapes differ"):

@@ -26,7 +26,7 @@ def _no_leaf(_value: object, _path: str) -> None:
     return None
 
 
-def _no_tag(_node: Mapping[str, Any], _live: object) -> object:
+def _no_tag(_node: Mapping[str, Any], _live: object, _path: str) -> object:
     return NotImplemented
 
 
@@ -60,7 +60,7 @@ def decode(
     Args:
         node: what `strict_json.parse` made of a document; may be hostile.
         leaf: called with every node whose tag is not one of ours (a tensor reference too), and the live value
-            at its place (or MISSING). Returns the value, or NotImplemented for a tag that it does not know.
+            at its place (or MISSING) and its path. Returns the value, or NotImplemented for a tag that it does not know.
         live: the program's present value at the same place; gives the classes of Enums, dataclasses and
             namedtuples and the factories of defaultdicts. Never changed.
         path: where the tree is; the beginning of every path.

@@ -13,8 +13,8 @@ from spotsafe.checkpoint.typed_scalars import DECODERS, TAG, member
 from spotsafe.checkpoint.typed_values import MAX_DEPTH, MISSING, Unbound, class_name, key_text
 from spotsafe.errors import DamagedCheckpoint, StateMismatch, UnsupportedFormat
 
-Leaf = Callable[[Mapping[str, Any], object], object]
-"""``leaf(node, live)``: the value of a tag that this module does not know, or NotImplemented."""
+Leaf = Callable[[Mapping[str, Any], object, str], object]
+"""``leaf(node, live, path)``: the value of a tag that this module does not know, or NotImplemented."""
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
 
@@ -61,7 +61,7 @@ class Decoder:
             raise
         except (ValueError, TypeError, ArithmeticError) as error:
             self._damaged(str(error), cause=error)
-        value = self._leaf(node, live)
+        value = self._leaf(node, live, self._path())
         if value is NotImplemented:
             where = f"{self._checkpoint}/{self._file}" if self._checkpoint else "the checkpoint"
             raise UnsupportedFormat(
