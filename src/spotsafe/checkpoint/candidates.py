@@ -132,6 +132,9 @@ def candidates(store: Store, listing: Listing) -> Iterator[Candidate]:
 def read_many(store: Store, names: Iterable[CheckpointName]) -> list[Candidate]:
     """Read several manifests, some at the same time; in the order of `names`.
 
+    For commands that a person waits for. The interpreter joins these threads at exit, so that a store that hangs
+    would keep a process from leaving: a session reads one after the other.
+
     Raises:
         StorageError: one could not be read.
     """

@@ -7,6 +7,7 @@ listing may be old, the answer of the creation is not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
@@ -146,6 +147,7 @@ def _run_id(store: Store, *, number: int, nonce: str, hint: str | None) -> str:
         return hint
 
 
+@functools.cache
 def _version() -> str:
     try:
         return metadata.version("spotsafe")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 
-from spotsafe.checkpoint.candidates import Candidate, by_folder, missing_from, read_candidate, read_many
+from spotsafe.checkpoint.candidates import Candidate, by_folder, missing_from, read_candidate
 from spotsafe.checkpoint.layout import CHECKPOINTS, CheckpointName
 from spotsafe.checkpoint.manifest import Manifest, Marker, encode_marker
 from spotsafe.errors import StorageError, StorageUnavailable
@@ -170,8 +170,9 @@ def _read_published(
     known: MutableMapping[CheckpointName, Candidate],
 ) -> list[Candidate]:
     listed = [name for name, sizes in folders.items() if name.manifest in sizes]
-    for candidate in read_many(store, [name for name in listed if name not in known]):
-        known[candidate.name] = candidate
+    for name in listed:
+        if name not in known:
+            known[name] = read_candidate(store, name)  # one after the other: this runs behind training
     found = [known[name] for name in listed]
     for candidate in found:
         if candidate.manifest is None and candidate.marker is None:
