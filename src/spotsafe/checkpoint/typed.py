@@ -60,7 +60,8 @@ def decode(
     Args:
         node: what `strict_json.parse` made of a document; may be hostile.
         leaf: called with every node whose tag is not one of ours (a tensor reference too), and the live value
-            at its place (or MISSING) and its path. Returns the value, or NotImplemented for a tag that it does not know.
+            at its place (or MISSING) and its path. Returns the value, or NotImplemented for a tag that it does
+            not know.
         live: the program's present value at the same place; gives the classes of Enums, dataclasses and
             namedtuples and the factories of defaultdicts. Never changed.
         path: where the tree is; the beginning of every path.
