@@ -295,15 +295,17 @@ def test_starting_and_stopping_twice_is_no_error(clock: ManualClock, sink: Recor
     """A second start starts nothing, a second stop stops nothing, and a stopped watch stays stopped."""
     watcher = ScriptedWatcher(None)
     watch = Watch([watcher], emit=sink.emit, clock=clock)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     watch.start()
     clock.await_waiters(1)
     watch.start()
-    assert threading.active_count() == before + 2
+    ours = set(threading.enumerate()) - before
+    assert len(ours) == 2, "one for the events and one for the source"
     watch.stop()
     watch.stop()
     watch.start()
-    assert threading.active_count() == before
+    assert not [thread for thread in threading.enumerate() if thread not in before]
+    assert not any(thread.is_alive() for thread in ours)
     assert watcher.closed
     assert watcher.polls == 1
 
