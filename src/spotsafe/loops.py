@@ -170,9 +170,8 @@ class Loops:
                 "safe point already. Use it only in loops that are not run.steps, run.range or run.epochs."
             )
         self._judge()
-        self.positions.reached(
-            MANUAL
-        )  # the generators were restored at enter; there is no better moment here
+        self._call_off_first_body()  # a body that calls this has run
+        self.positions.reached(MANUAL)  # the generators were restored at enter: no better moment here
         loop = Loop(MANUAL, self.positions.loops.setdefault(MANUAL, Position()))
         self._end_body(loop)
         self.activity.forget()
@@ -207,6 +206,7 @@ class Loops:
     def judge_if_nothing_ran(self) -> None:
         """The block ends: what the first body would have judged is judged now."""
         self._judge()
+        self._call_off_first_body()
 
     # -- one pass over a loader ---
 
@@ -370,12 +370,17 @@ class Loops:
         if self.activity.tracks_any:
             self._first_body = FirstBody(self.modules())
 
+    def _call_off_first_body(self) -> FirstBody | None:
+        first, self._first_body = self._first_body, None
+        if first is not None:
+            first.close()
+        return first
+
     def _refuse_look_ahead(self) -> None:
         """See `FirstBody`."""
-        first, self._first_body = self._first_body, None
+        first = self._call_off_first_body()
         if first is None:
             return
-        first.close()
         ran = first.forward_ran or self.activity.stepped or self.engine.random_numbers_drawn()
         if not ran and (called_by_generator() or threading.get_ident() != self._home_thread):
             raise LookAhead(
