@@ -14,6 +14,7 @@ from spotsafe.tensors import kinds
 from spotsafe.tensors.context import Capturing, Restoring
 from spotsafe.tensors.optimizers import is_optimizer, parameters_of, restore_group_options
 from spotsafe.tensors.owners import Names, find_names, track_line
+from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import Capture, Collector, Json, SavedState, Spec, spec_of
 from spotsafe.tensors.versions import BuffersMark, VersionWatch, not_finite
@@ -118,9 +119,10 @@ class Tracker:
             UnsupportedState: something cannot be saved; the message names its path.
         """
         self._watch.forget()
-        names = self._names()
-        self._refuse_unowned(names)
-        return self._capture(names, session, self._objects)
+        with collection_paused():
+            names = self._names()
+            self._refuse_unowned(names)
+            return self._capture(names, session, self._objects)
 
     def _capture(self, names: Names, session: object, objects: Mapping[str, Any]) -> Capture:
         collector = Collector()

@@ -35,15 +35,26 @@ _WRAPPERS = (
     ),
 )
 """Where each wrapper class lives, and the attribute in which it keeps the real module."""
+_MANY = 4096
+_known: dict[type[nn.Module], str | None] = {}
+"""Class -> the attribute in which it keeps the real module, if it is a wrapper."""
 
 
 def wrapped_attribute(module: nn.Module) -> str | None:
     """The attribute under which `module`, if it is a wrapper, keeps the real one."""
+    kind = type(module)
+    if kind not in _known:
+        if len(_known) > _MANY:  # classes made at run time, over and over
+            _known.clear()
+        _known[kind] = _find_attribute(kind)
+    return _known[kind]
+
+
+def _find_attribute(kind: type[nn.Module]) -> str | None:
     for home, name, attribute in _WRAPPERS:
-        kind = getattr(
-            sys.modules.get(home), name, None
-        )  # not imported: then nothing can be an instance of it
-        if kind is not None and isinstance(module, kind):
+        # A wrapper whose module is not imported has no instances; one that has an instance is imported for good.
+        wrapper = getattr(sys.modules.get(home), name, None)
+        if wrapper is not None and issubclass(kind, wrapper):
             return attribute
     return None
 

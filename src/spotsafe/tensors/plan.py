@@ -16,6 +16,7 @@ from itertools import pairwise
 from spotsafe.checkpoint import dtypes, layout
 from spotsafe.checkpoint.image import METADATA, PAGE, ImageTensor, plan_image
 from spotsafe.checkpoint.index import Slice, TensorEntry
+from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.tree import NamedTensor, spec_of
 from spotsafe.writer.job import HealthSpan, StagedFile
 
@@ -57,11 +58,15 @@ class SavePlan:
     tensors: tuple[TensorEntry, ...]
     """For the index, in the order of the capture."""
     placements: tuple[Placement, ...]
+    """In the order of the arena."""
     headers: tuple[tuple[int, bytes], ...]
     """Arena offset and bytes of each file's header."""
     health: tuple[HealthSpan, ...]
     arena_size: int
     """Bytes that the arena must have; a multiple of 4096."""
+    cuts: tuple[int, ...]
+    """Lengths of the consecutive parts of the arena: what lies before the first placement, the placement, what lies
+    between it and the next, and so on; their sum is `arena_size`."""
 
     @property
     def total_bytes(self) -> int:
@@ -117,7 +122,10 @@ class PlanCache:
 
     def plan(self, tensors: Iterable[NamedTensor], *, rank: int = 0) -> SavePlan:
         """The plan for these tensors; the same object as last time if nothing about them changed."""
-        specs = specs_of(tensors)
+        with collection_paused():
+            return self._same_or_new(specs_of(tensors), rank)
+
+    def _same_or_new(self, specs: tuple[TensorSpec, ...], rank: int) -> SavePlan:
         if self._plan is None or self._key != (rank, specs):
             self._plan = plan_save(specs, rank=rank, max_file_bytes=self._max_file_bytes)
             self._key = (rank, specs)
@@ -158,14 +166,16 @@ class _Layout:
             )
             for spec, slices in zip(self._specs, self._slices, strict=True)
         )
+        placements = tuple(sorted(self._placements, key=lambda place: (place.arena_offset, place.nbytes)))
         return SavePlan(
             specs=self._specs,
             files=tuple(self._files),
             tensors=entries,
-            placements=tuple(self._placements),
+            placements=placements,
             headers=tuple(self._headers),
             health=tuple(self._spans()),
             arena_size=self._end,
+            cuts=_cuts(placements, self._end),
         )
 
     def _spans(self) -> Iterator[HealthSpan]:
@@ -186,6 +196,14 @@ class _Layout:
 
     def _dtype(self, tensor: int) -> dtypes.DtypeInfo:
         return _dtype(self._specs[tensor])
+
+
+def _cuts(placements: Iterable[Placement], size: int) -> tuple[int, ...]:
+    cuts, end = [], 0
+    for place in placements:
+        cuts += [place.arena_offset - end, place.nbytes]
+        end = place.arena_offset + place.nbytes
+    return (*cuts, size - end)
 
 
 def _dtype(spec: TensorSpec) -> dtypes.DtypeInfo:

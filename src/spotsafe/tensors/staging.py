@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.plan import Placement, SavePlan
-from spotsafe.tensors.tree import Capture, NamedTensor, as_bytes, spec_of
+from spotsafe.tensors.tree import Capture, NamedTensor, dtype_name
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What stands for the items of a strided copy, by size."""
 
 
 def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
@@ -26,20 +30,24 @@ def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
     for offset, header in plan.headers:
         arena[offset : offset + len(header)] = header
     devices = set()
-    with torch.no_grad():
-        memory = (
-            torch.frombuffer(arena, dtype=torch.uint8)
-            if plan.arena_size
-            else torch.empty(0, dtype=torch.uint8)
-        )
-        for place in plan.placements:
+    with torch.no_grad(), collection_paused():
+        # One call: making a view for each would cost more.
+        memory = _memory(arena, plan.arena_size).split_with_sizes(plan.cuts)[1::2]
+        for place, target in zip(plan.placements, memory, strict=True):
             if place.nbytes:
-                tensor = tensors[place.tensor].tensor.detach()
-                _copy(_box(tensor, place), memory[place.arena_offset : place.arena_offset + place.nbytes])
-                devices.add(tensor.device)
+                tensor = tensors[place.tensor].tensor
+                _copy(_box(tensor, place), target)
+                if not tensor.is_cpu:
+                    devices.add(tensor.device)
     for device in devices:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
+
+
+def _memory(arena: memoryview, size: int) -> torch.Tensor:
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(arena, dtype=torch.uint8, count=size)
 
 
 def _check(plan: SavePlan, tensors: Sequence[NamedTensor], arena: memoryview) -> None:
@@ -48,11 +56,14 @@ def _check(plan: SavePlan, tensors: Sequence[NamedTensor], arena: memoryview) ->
     if len(tensors) != len(plan.specs):
         raise ValueError(f"the plan is for {len(plan.specs)} tensors, not {len(tensors)}")
     for one, spec in zip(tensors, plan.specs, strict=True):
-        if one.name != spec.name or spec_of(one.tensor) != (spec.dtype, spec.shape):
-            raise ValueError(f"tensor {one.name!r} {spec_of(one.tensor)} is not the plan's {spec}")
+        shape, dtype = one.tensor.shape, dtype_name(one.tensor.dtype)
+        if one.name != spec.name or shape != spec.shape or dtype != spec.dtype:
+            raise ValueError(f"tensor {one.name!r}, {dtype} {list(shape)}, is not the plan's {spec}")
 
 
 def _box(tensor: torch.Tensor, place: Placement) -> torch.Tensor:
+    if tensor.shape == place.lengths:
+        return tensor
     for axis, (offset, length) in enumerate(zip(place.offsets, place.lengths, strict=True)):
         if length != tensor.shape[axis]:
             tensor = tensor.narrow(axis, offset, length)
@@ -65,9 +76,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
         source = source.resolve_conj().resolve_neg()
     if source.is_contiguous():
         # As bytes: torch has no copy kernel for some dtypes, and warns about others.
-        target.copy_(as_bytes(source), non_blocking=True)
-    elif source.element_size() == 1:
-        target.view(source.shape).copy_(source.view(torch.uint8), non_blocking=True)
+        target.copy_(source.view(-1).view(torch.uint8), non_blocking=True)
     else:
-        words = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(source.element_size(), source.dtype)
+        words = _WORDS.get(source.element_size(), source.dtype)
         target.view(words).view(source.shape).copy_(source.view(words), non_blocking=True)

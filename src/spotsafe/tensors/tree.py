@@ -7,6 +7,7 @@ name in it, and aliases (tied weights, a parameter that a second object also hol
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,7 @@ class SavedState:
     tensors: Mapping[str, torch.Tensor] = field(repr=False)
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
@@ -116,7 +118,7 @@ class Collector:
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The name of a tensor that was gathered, or of one that is the same memory; None if there is none."""
         key = _alias_key(tensor)
-        index = self._at.get(key) if key is not None else None
+        index = self._at.get(key)
         return None if index is None else self._tensors[index].name
 
     def encode(self, value: object, path: str, *, role: str = "other") -> Json:
@@ -138,6 +140,8 @@ class Collector:
     def tensor(self, tensor: torch.Tensor, path: str, *, role: str = "other") -> Json:
         """The node of a tensor: its name, or for composed tensors the names of its components."""
         _refuse(tensor, path)
+        if tensor.layout is torch.strided and type(tensor) in PLAIN:
+            return self._strided(tensor, path, role)
         if is_wrapper(tensor):
             return self._wrapper(tensor, path, role)
         if tensor.layout is torch.sparse_coo:
@@ -158,17 +162,22 @@ class Collector:
             raise UnsupportedState(f"{path} has layout {tensor.layout}; track a dense copy of it", path=path)
         dtypes.require(dtype_name(tensor.dtype), path=path)
         key = _alias_key(tensor)
-        index = self._at.get(key) if key is not None else None
+        index = self._at.get(key)
         if index is None:
-            index = len(self._tensors)
-            self._tensors.append(NamedTensor(name=self._free_name(path), tensor=tensor, role=role))
+            name = self._free_name(path)
             if key is not None:
-                self._at[key] = index
+                self._at[key] = len(self._tensors)
+            self._tensors.append(NamedTensor(name=name, tensor=tensor, role=role))
+        else:
+            name = self._see_again(index, role)
+        node = {"$": "tensor", "name": name}
+        return node if tensor.is_cpu else {**node, "device": tensor.device.type}
+
+    def _see_again(self, index: int, role: str) -> str:
         seen = self._tensors[index]
         if _ROLE_ORDER[role] > _ROLE_ORDER[seen.role]:
             self._tensors[index] = NamedTensor(name=seen.name, tensor=seen.tensor, role=role)
-        node = {"$": "tensor", "name": seen.name}
-        return node if tensor.device.type == "cpu" else {**node, "device": tensor.device.type}
+        return seen.name
 
     def _wrapper(self, tensor: Any, path: str, role: str) -> Json:
         names, context = tensor.__tensor_flatten__()
@@ -183,7 +192,7 @@ class Collector:
         }
 
     def _free_name(self, path: str) -> str:
-        base = path.encode("utf-8", "backslashreplace").decode("utf-8")
+        base = path if path.isascii() else path.encode("utf-8", "backslashreplace").decode("utf-8")
         name, number = base, 1
         while name in self._taken:  # two places of a state may spell the same path
             number += 1
@@ -234,19 +243,14 @@ def _alias_key(tensor: torch.Tensor) -> object | None:
     """
     if tensor.numel() == 0:
         return None
-    return (
-        tensor.untyped_storage().data_ptr(),
-        tensor.device,
-        tensor.storage_offset(),
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
+    # The shape as it is: hashing a `torch.Size` is cheaper than copying it.
+    flags = (tensor.is_conj(), tensor.is_neg())
+    return tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride(), tensor.dtype, flags
 
 
 def _refuse(tensor: torch.Tensor, path: str) -> None:
+    if type(tensor) in PLAIN and not (tensor.is_meta or tensor.is_quantized):
+        return
     problem = ""
     if torch.nn.parameter.is_lazy(tensor):
         problem = "is not initialised yet; run one forward pass before the session"
