@@ -1,4 +1,4 @@
-"""The permutation is as random as the training needs: tests over many keys, with fixed keys so that nothing flakes.
+"""The permutation is as random as training needs: over many keys, and fixed ones, so that nothing flakes.
 
 The limits are 4 standard deviations of the statistic under the uniform distribution (about 6 in 100,000 for
 each look). They were passed before the golden vectors of `test_permutation.py` were frozen.
@@ -31,7 +31,7 @@ def chi_square_z(observed: np.ndarray, *, expected: float, freedom: int) -> floa
 
 @pytest.mark.parametrize("n", [2, 3, 5, 10, 17, 33, 64, 100, 200])
 def test_every_value_is_equally_likely_at_every_position(n: int) -> None:
-    """Chi-square over positions x values; rows and columns have fixed sums, so (n - 1)^2 degrees of freedom."""
+    """Chi-square over positions x values. Rows and columns have fixed sums: (n - 1)^2 degrees of freedom."""
     keys = 2000
     seen = np.zeros((n, n))
     for values in permutations(n, keys):
@@ -65,26 +65,25 @@ def test_neighbouring_pairs_are_uniform(n: int) -> None:
     ("n", "keys"), [(2, 2000), (50, 2000), (200, 2000), (TABLE_LENGTH + 1, 60), (100_003, 60)]
 )
 def test_successors_stay_neighbours_as_often_as_chance_has_it(n: int, keys: int) -> None:
-    """The number of i with p(i + 1) = p(i) + 1 has mean (n - 1)/n and a variance close to one (n = 2: 1/4)."""
+    """The number of i with p(i + 1) = p(i) + 1 has mean (n - 1)/n and a variance close to one."""
     counts = [int((np.diff(values) == 1).sum()) for values in permutations(n, keys, seed=3)]
     mean = (n - 1) / n
-    # Var = E[X(X-1)] + E[X] - E[X]^2 with E[X(X-1)] = (n-2)/(n(n-1)) * (n-2+1) for n > 2: both kinds of pairs of places.
-    second = (n - 2) / n if n > 2 else 0.0
+    second = (n - 2) / n  # E[X (X - 1)], adding up overlapping and separate pairs of places
     deviation = math.sqrt((second + mean - mean**2) / keys)
     assert abs(sum(counts) / keys - mean) < LIMIT * deviation
 
 
 @pytest.mark.parametrize(("n", "keys"), [(100, 500), (200, 500), (TABLE_LENGTH + 1, 60), (1_000_003, 8)])
 def test_neighbours_in_the_order_are_uncorrelated(n: int, keys: int) -> None:
-    """The correlation of p(i) and p(i + 1) averages to -1/n (they cannot be equal) within its standard deviation."""
+    """The correlation of p(i) and p(i + 1) averages to -1/n (they are never equal)."""
     correlations = [np.corrcoef(values[:-1], values[1:])[0, 1] for values in permutations(n, keys, seed=4)]
     assert abs(float(np.mean(correlations)) + 1 / n) < LIMIT / math.sqrt(n * keys)
 
 
 @pytest.mark.parametrize("n", [TABLE_LENGTH + 1, 2**17, 100_003, 2**18 + 1])
 def test_large_permutations_spread_every_region_evenly(n: int) -> None:
-    """For the computed permutation: 32 regions of positions x 32 of values, and each low bit pattern, over 20 keys."""
-    parts, keys = 32, 20
+    """32 regions of positions x 32 of values, and the same for the lowest bits, over 10 keys."""
+    parts, keys = 32, 10
     seen = np.zeros((parts, parts))
     low = np.zeros((parts, parts))
     edges = np.arange(parts + 1) * n // parts
@@ -92,7 +91,7 @@ def test_large_permutations_spread_every_region_evenly(n: int) -> None:
     for values in permutations(n, keys, seed=5):
         np.add.at(seen, (where, where[values]), 1)
         np.add.at(low, (np.arange(n) % parts, values % parts), 1)
-    # With n samples dealt into fixed margins the cells vary like a hypergeometric: chi-square with (parts - 1)^2.
+    # Dealt into fixed margins, the cells make up a chi-square with (parts - 1)^2 degrees of freedom.
     for table in (seen, low):
         expected = np.outer(table.sum(1), table.sum(0)) / table.sum()
         chi_square = float(((table - expected) ** 2 / expected).sum())
@@ -100,10 +99,10 @@ def test_large_permutations_spread_every_region_evenly(n: int) -> None:
         assert abs(chi_square - freedom) / math.sqrt(2 * freedom) < LIMIT
 
 
-@pytest.mark.parametrize("position", [0, 1, 32_768, TABLE_LENGTH])
+@pytest.mark.parametrize("position", [0, 1, TABLE_LENGTH])
 def test_one_position_of_a_large_permutation_takes_every_region_over_the_keys(position: int) -> None:
-    """Over 3000 keys the value at a fixed position is uniform over 50 regions, next to the start as well as at the end."""
-    n, keys, parts = TABLE_LENGTH + 1, 3000, 50
+    """Over 2000 keys the value at a fixed position is uniform over 50 regions, wherever it lies."""
+    n, keys, parts = TABLE_LENGTH + 1, 2000, 50
     seen = np.zeros(parts)
     for epoch in range(keys):
         seen[Permutation(n, order_key(seed=6, epoch=epoch))[position] * parts // n] += 1
@@ -150,7 +149,7 @@ def test_seed_and_epoch_are_not_added() -> None:
 
 
 def test_seeds_of_samples_have_balanced_bits() -> None:
-    """Each of the 64 bits of the counter's output is set half of the time, and neighbours differ in half of them."""
+    """Each of the 64 bits is set half of the time, and between neighbours it flips half of the time."""
     values = counter_random(12345, start=0, stop=200_000)
     bits = (values[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert np.abs(bits.mean(0) - 0.5).max() < 4.5 * 0.5 / math.sqrt(len(values))

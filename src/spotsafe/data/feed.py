@@ -1,6 +1,6 @@
 """One view of every kind of loader for the loops: where it stands, counted in committed micro-batches.
 
-`feed_for` chooses the kind (`feed_kinds`):
+`feed_for` chooses the kind:
 
 - ours, by `ResumableDataLoader` or `ResumableSampler`: the position is a number, a resume starts right there;
 - a loader with `state_dict` and `load_state_dict`: taken as it is;
@@ -22,7 +22,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from spotsafe.data.feed_kinds import OrderFeed, RecreatedFeed, StatefulFeed
+from spotsafe.data.feed_order import OrderFeed
+from spotsafe.data.feed_recreated import RecreatedFeed
+from spotsafe.data.feed_stateful import StatefulFeed
 from spotsafe.data.loader import ResumableDataLoader
 from spotsafe.data.sampler import ResumableSampler
 from spotsafe.errors import LoaderNotResumable
@@ -119,9 +121,9 @@ def _is_map_style(loader: object) -> bool:
 
 def _no_promise(loader: object) -> str:
     return (
-        f"the position in a {type(loader).__name__} cannot be kept: after a resume it starts again, and samples "
-        'repeat. Give run.steps a ResumableDataLoader, or say resume_data="skip" (fetch again and drop what was '
-        'done: exact if it yields the same each time) or "fresh" (silences this)'
+        f"the position in a {type(loader).__name__} cannot be kept: after a resume it starts again, and "
+        'samples repeat. Give run.steps a ResumableDataLoader, or say resume_data="skip" (fetch again and '
+        'drop what was done: exact if it yields the same each time) or "fresh" (silences this)'
     )
 
 
@@ -138,8 +140,8 @@ def _what_to_write(loader: DataLoader[Any]) -> str:
     return (
         f"the position in this {type(loader).__name__} cannot be kept exactly: its order comes from random "
         f"numbers that are gone after a restart. {ours}or say what a resume may do: "
-        'run.steps(loader, resume_data="skip") makes the same order again and fetches and drops what was done, '
-        '"epoch" repeats the epoch from its start, "fresh" promises nothing'
+        'run.steps(loader, resume_data="skip") makes the same order again and fetches and drops what was '
+        'done, "epoch" repeats the epoch from its start, "fresh" promises nothing'
     )
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from spotsafe.data.order import Cursor, OrderSpec, SampleBatch
 from spotsafe.data.sampler import ResumableSampler
 from spotsafe.data.seeding import SeededDataset
+from spotsafe.data.worker import WorkerInit
 from spotsafe.errors import LoaderNotResumable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -31,7 +33,7 @@ class ResumableDataLoader(DataLoader[T_co]):
     - Each `iter()` is the next epoch. A dataset with `set_epoch(epoch)` is told the epoch in the process that
       fetches, persistent workers included. `set_epoch` of the loader is never needed.
     - Workers are in process groups of their own, so that a signal to the group of the training process does
-      not kill them before it has saved.
+      not kill them before it has saved; and they end with it, however it ends.
 
     Given to `run.steps`, its position counts committed steps. By itself, `state_dict` counts yielded batches.
 
@@ -114,7 +116,9 @@ class ResumableDataLoader(DataLoader[T_co]):
             stream=stream,
         )
         self._cursor = Cursor()
-        self._newest: BatchIterator | None = None
+        self._begun = False
+        # Weak: in a reference cycle the workers' queues may be torn down before the workers are told to end.
+        self._newest: weakref.ref[BatchIterator] | None = None
         self._kept: _Fetcher | None = None
 
     @property
@@ -126,10 +130,11 @@ class ResumableDataLoader(DataLoader[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override] # torch declares a private iterator class
         """The batches from the loader's position to the end of its epoch."""
-        if self._newest is not None and self._newest.yielded and self._cursor.position > 0:
-            self._cursor = self._order.following(self._cursor)
-        self._newest = self.iter_from(self._cursor, on_yield=self._count)
-        return self._newest
+        if self._begun:
+            self._set(self._order.following(self._cursor))
+        newest = self.iter_from(self._cursor, on_yield=self._count)
+        self._newest = weakref.ref(newest)
+        return newest
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next `iter()` begin this epoch, as DistributedSampler has it. Never needed.
@@ -153,18 +158,25 @@ class ResumableDataLoader(DataLoader[T_co]):
         self._move_to(self._order.cursor(state_dict))
 
     def _move_to(self, cursor: Cursor) -> None:
-        if self._newest is not None:
-            self._newest.close()
+        newest = self._newest() if self._newest is not None else None
+        if newest is not None:
+            newest.close()
         self._newest = None
-        self._cursor = cursor
+        self._set(cursor)
+
+    def _set(self, cursor: Cursor, *, begun: bool = False) -> None:
+        """`begun`: batches of the cursor's epoch were yielded since it was set, so the next `iter` leaves it."""
+        self._cursor, self._begun = cursor, begun
 
     def _count(self, iterator: BatchIterator) -> None:
         """A batch is on its way to the user: the position moves behind it. Older iterators do not count."""
-        if iterator is not self._newest:
+        if self._newest is None or self._newest() is not iterator:
             return
-        self._cursor = self._order.advance(self._cursor, batches=1)
-        if self._order.ended(self._cursor):  # the end of an epoch and the start of the next are one position
-            self._cursor = self._order.following(self._cursor)
+        cursor = self._order.advance(self._cursor, batches=1)
+        if self._order.ended(cursor):  # the end of an epoch and the start of the next are one position
+            self._set(self._order.following(cursor))
+        else:
+            self._set(cursor, begun=True)
 
     # -- any position
 
@@ -191,11 +203,7 @@ class ResumableDataLoader(DataLoader[T_co]):
 
 
 class BatchIterator(Iterator[Any]):
-    """The batches of one pass; `close` ends it and its workers at once.
-
-    Attributes:
-        yielded: batches so far.
-    """
+    """The batches of one pass; `close` ends it and its workers at once."""
 
     def __init__(
         self,
@@ -207,23 +215,33 @@ class BatchIterator(Iterator[Any]):
         self._batches: Iterator[Any] | None = batches
         self._keep_workers = keep_workers
         self._on_yield = on_yield
-        self.yielded = 0
+        self._peeked: list[Any] = []
 
     def __next__(self) -> Any:
-        if self._batches is None:
-            raise StopIteration
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._batches = None
-            raise
-        self.yielded += 1
+        batch = self._peeked.pop() if self._peeked else self._fetch()
         if self._on_yield is not None:
             self._on_yield(self)
         return batch
 
+    def _fetch(self) -> Any:
+        if self._batches is None:
+            raise StopIteration
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._batches = None
+            raise
+
+    def peek(self) -> None:
+        """Fetch the next batch now, if there is one; it stays the next."""
+        try:
+            self._peeked.append(self._fetch())
+        except StopIteration:
+            return
+
     def close(self) -> None:
         """Yield nothing more and let the workers go, unless they are persistent."""
+        self._peeked.clear()
         batches, self._batches = self._batches, None
         if batches is not None and not self._keep_workers:
             shut_down(batches)
@@ -278,7 +296,7 @@ class _Fetcher:
             collate_fn=_as_it_is,
             pin_memory=outer.pin_memory,
             timeout=outer.timeout,
-            worker_init_fn=_WorkerInit(outer.worker_init_fn),
+            worker_init_fn=WorkerInit(trainer=os.getpid(), user_fn=outer.worker_init_fn),
             multiprocessing_context=outer.multiprocessing_context,
             generator=torch.Generator(),
             prefetch_factor=outer.prefetch_factor if outer.num_workers > 0 else None,
@@ -294,22 +312,6 @@ class _Fetcher:
         return iter(self.loader)
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkerInit:
-    """What a worker does first. A class, not a closure: spawned workers get it by pickle."""
-
-    user_fn: Callable[[int], None] | None
-
-    def __call__(self, worker_id: int) -> None:
-        os.setpgid(0, 0)
-        info = get_worker_info()
-        if info is not None:
-            # Here users look for their dataset. WorkerInfo's own __setattr__ refuses in some versions.
-            object.__setattr__(info, "dataset", cast("SeededDataset", info.dataset).dataset)
-        if self.user_fn is not None:
-            self.user_fn(worker_id)
-
-
 def _as_it_is(batch: Any) -> Any:
     """Collate function of the inner loader: `SeededDataset` has collated already."""
     return batch
@@ -322,7 +324,7 @@ def _refuse_foreign_order(
         name = "sampler" if sampler is not None else "batch_sampler"
         raise ValueError(
             f"ResumableDataLoader has an order of its own and takes no {name}=. Use shuffle=True or False "
-            "with seed=; for a subset wrap the dataset in torch.utils.data.Subset; for any other sampler keep "
+            "with seed=; for a subset wrap the dataset in torch.utils.data.Subset; for any other keep "
             'torch.utils.data.DataLoader and choose run.steps(loader, resume_data="skip")'
         )
     if generator is not None:
@@ -339,7 +341,7 @@ def _refuse_iterable(dataset: object) -> None:
         raise LoaderNotResumable(
             f"{type(dataset).__name__} is an IterableDataset: its samples cannot be asked for by index. Use "
             "a map-style dataset (__getitem__ and __len__), or keep its own loader: StatefulDataLoader of "
-            'torchdata is resumed as it is, others by run.steps(loader, resume_data="skip", "epoch" or "fresh")'
+            'torchdata is resumed as it is, others by run.steps(loader, resume_data="skip") or "fresh"'
         )
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise LoaderNotResumable(

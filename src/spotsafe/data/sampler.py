@@ -73,6 +73,11 @@ class ResumableSampler(Sampler[int]):
         for start in range(cursor.position, self._spec.length, BLOCK):
             indices, _ = order.samples(start, min(start + BLOCK, self._spec.length))
             for position, index in enumerate(indices, start=start + 1):
-                self._cursor, self._drawn_from = Cursor(epoch=cursor.epoch, position=position), True
+                self._drawn_to(Cursor(epoch=cursor.epoch, position=position))
                 yield index
-        self.start_at(self._spec.following(cursor))
+
+    def _drawn_to(self, cursor: Cursor) -> None:
+        if self._spec.ended(cursor):  # the end of an epoch and the start of the next are one position
+            self.start_at(self._spec.following(cursor))
+        else:
+            self._cursor, self._drawn_from = cursor, True
