@@ -109,3 +109,14 @@ def test_a_stranger_is_no_attempt(name: str) -> None:
     """There is no attempt 0."""
     assert layout.parse_attempt(name) is None
     assert layout.parse_published(name.replace("json", "published")) is None
+
+
+def test_names_of_a_ledger_are_parsed_back() -> None:
+    """Pieces are numbered from one; the heartbeat and strangers are no pieces."""
+    assert layout.ledger_events(12, 3) == "ledger/000012/events-000003.json"
+    assert layout.ledger_heartbeat(12) == "ledger/000012/heartbeat.json"
+    for number in (1, 12, 1_234_567):
+        name = layout.ledger_events(12, number).rpartition("/")[2]
+        assert layout.parse_ledger_events(name) == number
+    for name in ("heartbeat.json", "events-000000.json", "events-1.json", "events-000001.json.tmp", ""):
+        assert layout.parse_ledger_events(name) is None
