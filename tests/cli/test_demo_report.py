@@ -11,13 +11,13 @@ from spotsafe.cli.demo_report import Lines, print_report, progress, report, stat
 from spotsafe.cli.demo_story import Attempt
 
 
-def attempt(first: int, last: int, *, status: int = 0, expected: int = 0) -> Attempt:
+def attempt(first: int, last: int, *, status: int = 0, problem: str = "") -> Attempt:
     steps = tuple(Step(step=n, loss="0x0", ids=(n,), time=float(n)) for n in range(first, last + 1))
     return Attempt(
         what="SIGKILL in a step",
         event="somewhere",
         status=status,
-        expected_status=expected,
+        problem=problem,
         steps=steps,
         first_step_s=2.5,
     )
@@ -42,7 +42,7 @@ def test_exit_status_in_words(status, text):
 
 def test_for_programs():
     """Everything in the tables is in the JSON too, and it says both verdicts."""
-    attempts = [attempt(0, 9, status=-9, expected=-9), attempt(5, 19)]
+    attempts = [attempt(0, 9, status=-9), attempt(5, 19)]
 
     answer = json.loads(json.dumps(report(attempts, [GOOD, BAD], seconds=12.34)))
 
@@ -51,7 +51,7 @@ def test_for_programs():
         "what": "SIGKILL in a step",
         "event": "somewhere",
         "exit_status": -9,
-        "expected_exit_status": -9,
+        "problem": "",
         "first_step": 0,
         "last_step": 9,
         "steps_lost": 5,
@@ -62,7 +62,7 @@ def test_for_programs():
 
 def test_for_people_when_all_is_well(capsys):
     """Two tables and a verdict."""
-    print_report([attempt(0, 9, status=-9, expected=-9), attempt(5, 19)], [GOOD], seconds=61.0)
+    print_report([attempt(0, 9, status=-9), attempt(5, 19)], [GOOD], seconds=61.0)
 
     out = capsys.readouterr().out
     assert "SIGKILL in a step  SIGKILL" in out
@@ -72,11 +72,11 @@ def test_for_people_when_all_is_well(capsys):
 
 def test_for_people_when_it_is_not(capsys):
     """A difference, or an unplanned exit status, cannot be overlooked."""
-    print_report([attempt(0, 9, status=1, expected=143), attempt(5, 19)], [GOOD], seconds=1.0)
+    print_report([attempt(0, 9, status=1, problem="exit status 143 was expected")], [GOOD], seconds=1.0)
     print_report([attempt(0, 9), attempt(5, 19)], [BAD], seconds=1.0)
 
     out = capsys.readouterr().out
-    assert "1, not 143" in out
+    assert "NOT AS PLANNED: exit status 143 was expected; somewhere" in out
     assert "DIFFERENT" in out
     assert out.count("NOT as if nothing had happened") == 2
 

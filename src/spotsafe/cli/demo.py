@@ -48,7 +48,7 @@ def command(
     It takes about a minute on two cores. Exit code 1 if anything differs.
     """
     from spotsafe.cli.demo_compare import Check, compare_snapshots, compare_steps
-    from spotsafe.cli.demo_report import print_report, progress, report
+    from spotsafe.cli.demo_report import good, print_report, progress, report
     from spotsafe.cli.demo_story import (
         Plan,
         read_snapshot,
@@ -85,8 +85,7 @@ def command(
         print_json(report(attempts, checks, seconds=seconds))
     else:
         print_report(attempts, checks, seconds=seconds)
-    good = all(check.equal for check in checks) and all(attempt.as_expected for attempt in attempts)
-    sys.exit(0 if good else 1)
+    sys.exit(0 if good(attempts, checks) else 1)
 
 
 def find_example() -> Path:

@@ -68,14 +68,14 @@ def report(attempts: Sequence[Attempt], checks: Sequence[Check], *, seconds: flo
     """Everything that came out, for programs."""
     return {
         "identical": all(check.equal for check in checks),
-        "as_planned": all(attempt.as_expected for attempt in attempts),
+        "as_planned": not any(attempt.problem for attempt in attempts),
         "seconds": round(seconds, 1),
         "attempts": [
             {
                 "what": attempt.what,
                 "event": attempt.event,
                 "exit_status": attempt.status,
-                "expected_exit_status": attempt.expected_status,
+                "problem": attempt.problem,
                 "first_step": attempt.steps[0].step,
                 "last_step": attempt.steps[-1].step,
                 "steps_lost": steps_lost(attempt, following),
@@ -94,10 +94,9 @@ def print_report(attempts: Sequence[Attempt], checks: Sequence[Check], *, second
         lost = steps_lost(attempt, following)
         first = "-" if attempt.first_step_s is None else f"{attempt.first_step_s:.1f}"
         ran = f"{attempt.steps[0].step} - {attempt.steps[-1].step}"
+        event = f"NOT AS PLANNED: {attempt.problem}; {attempt.event}" if attempt.problem else attempt.event
         status = status_text(attempt.status)
-        if not attempt.as_expected:
-            status += f", not {attempt.expected_status}"
-        rows.append((attempt.what, status, ran, "-" if lost is None else str(lost), first, attempt.event))
+        rows.append((attempt.what, status, ran, "-" if lost is None else str(lost), first, event))
     columns = ("interruption", "exit", "steps", "steps lost>", "start to first step (s)>", "event")
     print_table(columns, rows, title="What happened")
     click.echo()
@@ -107,9 +106,13 @@ def print_report(attempts: Sequence[Attempt], checks: Sequence[Check], *, second
         title="What came of it",
     )
     click.echo()
-    good = all(check.equal for check in checks) and all(attempt.as_expected for attempt in attempts)
-    verdict = "as if nothing had happened" if good else "NOT as if nothing had happened"
+    verdict = "as if nothing had happened" if good(attempts, checks) else "NOT as if nothing had happened"
     click.echo(f"{human.count(len(attempts) - 1, 'interruption')}, {seconds:.0f} s in all: {verdict}.")
+
+
+def good(attempts: Sequence[Attempt], checks: Sequence[Check]) -> bool:
+    """Whether everything is equal and every interruption was what it should have been."""
+    return all(check.equal for check in checks) and not any(attempt.problem for attempt in attempts)
 
 
 def steps_lost(attempt: Attempt, following: Attempt | None) -> int | None:

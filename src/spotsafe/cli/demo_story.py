@@ -72,17 +72,13 @@ class Attempt:
 
     what: str
     event: str
-    """What the storage shows to have happened."""
+    """What the storage and the trace show to have happened."""
     status: int
-    expected_status: int
+    problem: str
+    """In what it did not go as planned; empty if it did."""
     steps: tuple[Step, ...]
     first_step_s: float | None
     """Seconds from the start of the process to the end of its first step."""
-
-    @property
-    def as_expected(self) -> bool:
-        """Whether it ended in the way that the demo wanted."""
-        return self.status == self.expected_status
 
 
 def train_reference(plan: Plan, audience: Audience) -> tuple[Step, ...]:
@@ -149,8 +145,9 @@ def _told_by_the_cloud(plan: Plan, audience: Audience, store: Store) -> Attempt:
             status = training.wait_for_end()
     newest = resolve(store).manifest
     assert newest is not None, "`resolve` answers only published checkpoints"
-    event = f"saved after {newest.step} steps because of: {newest.reason}"
-    return _told(audience, training, what=what, event=event, status=status, expected=EXIT_RECLAIMED)
+    event = f"saved after {newest.step} steps, reason: {newest.reason}"
+    problem = "" if newest.reason == "notice" else "the notice led to no save"
+    return _told(audience, training, what, event=event, status=status, wanted=EXIT_RECLAIMED, problem=problem)
 
 
 def _killed_in_a_step(plan: Plan, audience: Audience) -> Attempt:
@@ -161,7 +158,7 @@ def _killed_in_a_step(plan: Plan, audience: Audience) -> Attempt:
         half = training.kill_in_step()
         status = training.wait_for_end()
     event = f"{half * 1000:.0f} ms after step {training.steps[-1].step} ended"
-    return _told(audience, training, what=what, event=event, status=status, expected=KILLED)
+    return _told(audience, training, what, event=event, status=status, wanted=KILLED)
 
 
 def _killed_in_a_save(plan: Plan, audience: Audience, store: Store) -> Attempt:
@@ -172,9 +169,9 @@ def _killed_in_a_save(plan: Plan, audience: Audience, store: Store) -> Attempt:
     with _started(plan, audience, name="attempt-3", text=f"resume, then {what}", runner=runner) as training:
         status = training.wait_for_end()
     begun = [name for name in look(store).names if name not in before and read_candidate(store, name).absent]
-    event = f"{begun[0]}: data written, never published" if begun else "no save was cut short"
-    expected = KILLED if begun else 1  # a kill that hit no save does not count
-    return _told(audience, training, what=what, event=event, status=status, expected=expected)
+    problem = "" if begun else "no save was cut short"
+    event = problem or f"{begun[0]} has its data, no manifest"
+    return _told(audience, training, what, event=event, status=status, wanted=KILLED, problem=problem)
 
 
 def _to_the_end(plan: Plan, audience: Audience, store: Store) -> Attempt:
@@ -182,7 +179,7 @@ def _to_the_end(plan: Plan, audience: Audience, store: Store) -> Attempt:
     with _started(plan, audience, name="attempt-4", text="resume, to the end") as training:
         status = training.wait_for_end()
     event = f"{resolve(store).name.step} steps saved"
-    return _told(audience, training, what="end", event=event, status=status, expected=0)
+    return _told(audience, training, "end", event=event, status=status, wanted=0)
 
 
 @contextmanager
@@ -213,7 +210,14 @@ def _started(
 
 
 def _told(
-    audience: Audience, training: Training, *, what: str, event: str, status: int, expected: int
+    audience: Audience,
+    training: Training,
+    what: str,
+    *,
+    event: str,
+    status: int,
+    wanted: int,
+    problem: str = "",
 ) -> Attempt:
     audience.end(f"exit status {status}; {event}")
     if not training.steps:
@@ -222,7 +226,7 @@ def _told(
         what=what,
         event=event,
         status=status,
-        expected_status=expected,
+        problem=problem if status == wanted else f"exit status {wanted} was expected",
         steps=tuple(training.steps),
         first_step_s=training.first_step_s,
     )
