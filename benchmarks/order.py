@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from torch.utils.data import DistributedSampler
 
-from spotsafe.data.order import Cursor
+from spotsafe.data.order import Cursor, OrderSpec
 from spotsafe.data.sampler import ResumableSampler
 
 INDICES = 1_000_000
@@ -34,10 +34,17 @@ def torchs(length: int, position: int) -> Iterator[int]:
     return indices
 
 
+def our_batches(length: int, position: int) -> Iterator[int]:
+    """What `ResumableDataLoader` hands to its workers: micro-batches of 256, with a seed for each sample."""
+    order = OrderSpec(length=length, batch_size=256, shuffle=True, seed=1)
+    return (index for batch in order.batches(Cursor(position=position)) for index in batch.indices)
+
+
 CASES: dict[str, tuple[Callable[[int, int], Iterator[int]], int]] = {
     "ResumableSampler 1e6": (ours, 10**6),
     "ResumableSampler 1e8": (ours, 10**8),
     "ResumableSampler 1e9": (ours, 10**9),
+    "ResumableDataLoader 1e9": (our_batches, 10**9),
     "DistributedSampler 1e6": (torchs, 10**6),
 }
 

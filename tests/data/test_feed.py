@@ -113,8 +113,10 @@ def test_a_plain_iterable_warns_once_and_goes_on(loader: Any) -> None:
     [
         (
             DataLoader(range(9), 32, shuffle=True, num_workers=2, pin_memory=True, drop_last=True),
-            "loader = spotsafe.ResumableDataLoader(dataset, batch_size=32, shuffle=True, seed=0, num_workers=2, "
-            "pin_memory=True, drop_last=True)\n",
+            (
+                "loader = spotsafe.ResumableDataLoader(dataset, batch_size=32, shuffle=True, seed=0, num_workers=2, "
+                "pin_memory=True, drop_last=True)\n"
+            ),
         ),
         (
             DataLoader(range(9), collate_fn=quiet),
@@ -272,7 +274,9 @@ def test_a_torch_loader_with_our_sampler_is_exact(traced: Make) -> None:
 
     def make(workers: int) -> Feed:
         data = traced(22)
-        loader = DataLoader(data, 4, sampler=ResumableSampler(data, seed=2), num_workers=workers, drop_last=True)
+        loader = DataLoader(
+            data, 4, sampler=ResumableSampler(data, seed=2), num_workers=workers, drop_last=True
+        )
         return feed_for(loader, resume_data=None, warn=quiet)
 
     expected = train(make(0), 10)
@@ -313,7 +317,9 @@ def test_a_position_of_another_kind_of_loader_is_refused(traced: Make) -> None:
             ResumableDataLoader(range(3)), resume_data=choice, warn=[].append
         ),
         "loader with state_dict": lambda choice: feed_for(Stateful(), resume_data=choice, warn=[].append),
-        "plain loader": lambda choice: feed_for(DataLoader(range(3)), resume_data=choice or "skip", warn=[].append),
+        "plain loader": lambda choice: feed_for(
+            DataLoader(range(3)), resume_data=choice or "skip", warn=[].append
+        ),
     }
     for saved, make_saved in feeds.items():
         state = make_saved(None)
@@ -328,7 +334,9 @@ def test_a_position_of_another_kind_of_loader_is_refused(traced: Make) -> None:
             assert chosen.epoch == 1
 
 
-@pytest.mark.parametrize("state", [None, [], {}, {"kind": "order"}, {"kind": "order", "version": 1}, {"kind": 3}])
+@pytest.mark.parametrize(
+    "state", [None, [], {}, {"kind": "order"}, {"kind": "order", "version": 1}, {"kind": 3}]
+)
 def test_a_damaged_state_is_refused(traced: Make, state: Any) -> None:
     """Never read as a position."""
     with pytest.raises(StateMismatch):

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.data.traced import Traced, as_rows
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from spotsafe.data.loader import ResumableDataLoader
 from spotsafe.data.order import Cursor
 from spotsafe.errors import LoaderNotResumable, StateMismatch
+from tests.data.traced import Traced, as_rows
 
 pytestmark = [
     # Three workers are more than a small machine has cores; torch says so, and that is not the subject here.
@@ -167,7 +167,7 @@ def test_what_contradicts_an_order_of_its_own_is_refused(options: dict[str, Any]
 @pytest.mark.parametrize("data", [Stream(), Unsized()])
 def test_data_without_known_order_are_refused(data: Any) -> None:
     """Iterable-style datasets and those without a length cannot be resumed by index."""
-    with pytest.raises(LoaderNotResumable, match="IterableDataset|__len__"):
+    with pytest.raises(LoaderNotResumable, match=r"IterableDataset|__len__"):
         ResumableDataLoader(data)
 
 
@@ -185,7 +185,12 @@ def test_a_dataset_that_changed_its_length_is_refused() -> None:
 
 def all_generators() -> tuple[Any, ...]:
     state = np.random.get_state(legacy=False)
-    return random.getstate(), state["state"]["key"].tolist(), state["state"]["pos"], torch.get_rng_state().tolist()
+    return (
+        random.getstate(),
+        state["state"]["key"].tolist(),
+        state["state"]["pos"],
+        torch.get_rng_state().tolist(),
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -306,9 +311,7 @@ class KnowsEpoch(Traced):
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_the_dataset_is_told_the_epoch_where_it_fetches(
-    traced: Make, workers: int, persistent: bool
-) -> None:
+def test_the_dataset_is_told_the_epoch_where_it_fetches(traced: Make, workers: int, persistent: bool) -> None:
     """Also in persistent workers, whose copy of the dataset the training process cannot reach."""
     data = KnowsEpoch(4, traced(0).trace)
     loader = ResumableDataLoader(data, 2, num_workers=workers, persistent_workers=persistent)
@@ -427,8 +430,9 @@ def test_any_schedule_of_interruptions_delivers_the_same(
 ) -> None:
     """Over several epochs, new loaders at random moments: the delivered ids are those of one loader."""
     options = {"batch_size": batch_size, "drop_last": drop_last, "shuffle": True, "collate_fn": list}
-    total = 3 * len(ResumableDataLoader(range(length), **options))
-    expected = [batch for loader in [ResumableDataLoader(range(length), **options)] for _ in range(3) for batch in loader]
+    reference = ResumableDataLoader(range(length), **options)
+    total = 3 * len(reference)
+    expected = [batch for _ in range(3) for batch in reference]
     got: list[Any] = []
     state: dict[str, Any] | None = None
     while len(got) < total:

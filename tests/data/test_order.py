@@ -68,7 +68,9 @@ def test_advancing_past_the_end_is_an_error() -> None:
 def test_a_shuffled_epoch_differs_from_the_next_and_from_other_seeds_and_streams() -> None:
     """Seed, epoch and stream each make another order; seed + epoch means nothing."""
     orders = [
-        tuple(EpochOrder(spec=OrderSpec(length=50, shuffle=True, seed=s, stream=t), epoch=e).samples(0, 50)[0])
+        tuple(
+            EpochOrder(spec=OrderSpec(length=50, shuffle=True, seed=s, stream=t), epoch=e).samples(0, 50)[0]
+        )
         for s, e, t in ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 1, 0))
     ]
     assert len(set(orders)) == len(orders)
@@ -129,7 +131,14 @@ def test_a_position_survives_json() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("length", 101), ("batch_size", 4), ("shuffle", False), ("seed", 4), ("drop_last", False), ("stream", 0)],
+    [
+        ("length", 101),
+        ("batch_size", 4),
+        ("shuffle", False),
+        ("seed", 4),
+        ("drop_last", False),
+        ("stream", 0),
+    ],
 )
 def test_another_order_is_refused_with_both_values_and_the_choice(name: str, value: Any) -> None:
     """A position of another order means other samples: the error shows what differs and what can be done."""
@@ -152,7 +161,14 @@ def test_all_differences_are_named_at_once() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"position": -1}, {"position": 97}, {"position": 1.5}, {"position": True}, {"epoch": -1}, {"epoch": None}],
+    [
+        {"position": -1},
+        {"position": 97},
+        {"position": 1.5},
+        {"position": True},
+        {"epoch": -1},
+        {"epoch": None},
+    ],
 )
 def test_an_impossible_position_is_refused(change: dict[str, Any]) -> None:
     """A damaged number is never used; with drop_last, 96 of 100 samples exist."""
@@ -174,7 +190,7 @@ def test_a_state_of_a_later_version_or_of_something_else_is_refused() -> None:
 )
 def test_impossible_orders_are_refused(options: dict[str, int]) -> None:
     """With a ValueError that names the option."""
-    with pytest.raises(ValueError, match="|".join(["samples", "batch_size", "seed", "stream"])):
+    with pytest.raises(ValueError, match=r"samples|batch_size|seed|stream"):
         OrderSpec(**({"length": 10} | options))
 
 

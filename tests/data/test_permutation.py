@@ -85,7 +85,9 @@ def test_keys_are_those_of_the_text() -> None:
 def test_counter_random_is_that_of_the_text() -> None:
     """Also across a wrap of the 64-bit arithmetic, and from any start."""
     for key in (0, 1, 2**64 - 1, sample_key(seed=0, epoch=0)):
-        assert counter_random(key, start=5, stop=9).tolist() == [reference_counter(key, c) for c in range(5, 9)]
+        assert counter_random(key, start=5, stop=9).tolist() == [
+            reference_counter(key, c) for c in range(5, 9)
+        ]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 1000, TABLE_LENGTH - 1, TABLE_LENGTH])
@@ -96,7 +98,19 @@ def test_small_permutations_are_those_of_the_text(n: int) -> None:
 
 @pytest.mark.parametrize(
     "n",
-    [TABLE_LENGTH + 1, 100_003, 2**17, 2**20 + 1, 10**9, 2**31, 2**32 - 1, 2**32 + 1, 10**12, 2**47 + 1, MAX_LENGTH],
+    [
+        TABLE_LENGTH + 1,
+        100_003,
+        2**17,
+        2**20 + 1,
+        10**9,
+        2**31,
+        2**32 - 1,
+        2**32 + 1,
+        10**12,
+        2**47 + 1,
+        MAX_LENGTH,
+    ],
 )
 def test_large_permutations_are_those_of_the_text(n: int) -> None:
     """The network as described, at the start, the end and random positions."""

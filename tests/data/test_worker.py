@@ -17,7 +17,7 @@ import pytest
 
 from spotsafe.data import worker
 
-PROGRAM = '''
+PROGRAM = """
 import json, os, random, signal, sys, time
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
 
 
 def until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
@@ -123,9 +123,7 @@ def test_workers_survive_a_signal_to_the_trainers_group_and_end_with_the_trainer
         until(lambda: not any(alive(int(pid)) for pid, *_ in workers), seconds=20)
 
 
-def test_workers_end_with_the_trainer_without_pidfd(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_end_with_the_trainer_without_pidfd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel refuses to watch a process, the end is seen by polling."""
 
     def refuse(pid: int) -> int:

@@ -30,8 +30,9 @@ class ResumableSampler(Sampler[int]):
 
     def __init__(self, data_source: Sized, *, shuffle: bool = True, seed: int = 0, stream: int = 0) -> None:
         self._spec = OrderSpec(length=len(data_source), shuffle=shuffle, seed=seed, stream=stream)
-        self._cursor = Cursor()
-        self._drawn_from = False
+        self._start = Cursor()
+        self._drawn: tuple[int, int] | None = None
+        """Epoch and position of the last index drawn since `start_at`."""
 
     @property
     def order(self) -> OrderSpec:
@@ -40,17 +41,17 @@ class ResumableSampler(Sampler[int]):
 
     def start_at(self, cursor: Cursor) -> None:
         """Let the next `iter()` begin at a position."""
-        self._cursor = cursor
-        self._drawn_from = False
+        self._start = cursor
+        self._drawn = None
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next `iter()` begin this epoch; nothing changes if it would anyway. Never needed."""
-        if epoch != self._cursor.epoch or self._drawn_from:
+        if self._drawn is not None or epoch != self._start.epoch:
             self.start_at(Cursor(epoch=epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last index that was drawn."""
-        return dict(self._spec.state(self._cursor))
+        return dict(self._spec.state(self._position()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a position of `state_dict` with the next `iter()`.
@@ -64,20 +65,23 @@ class ResumableSampler(Sampler[int]):
         return self._spec.length
 
     def __iter__(self) -> Iterator[int]:
-        if self._drawn_from:
-            self.start_at(self._spec.following(self._cursor))
-        return self._indices(self._cursor)
+        cursor = self._position()
+        if self._drawn is not None and cursor.position:
+            cursor = self._spec.following(cursor)
+        self.start_at(cursor)
+        return self._indices(cursor)
+
+    def _position(self) -> Cursor:
+        if self._drawn is None:
+            return self._start
+        cursor = Cursor(epoch=self._drawn[0], position=self._drawn[1])
+        # The end of an epoch and the start of the next are one position.
+        return self._spec.following(cursor) if self._spec.ended(cursor) else cursor
 
     def _indices(self, cursor: Cursor) -> Iterator[int]:
         order = EpochOrder(spec=self._spec, epoch=cursor.epoch)
         for start in range(cursor.position, self._spec.length, BLOCK):
             indices, _ = order.samples(start, min(start + BLOCK, self._spec.length))
             for position, index in enumerate(indices, start=start + 1):
-                self._drawn_to(Cursor(epoch=cursor.epoch, position=position))
+                self._drawn = (cursor.epoch, position)
                 yield index
-
-    def _drawn_to(self, cursor: Cursor) -> None:
-        if self._spec.ended(cursor):  # the end of an epoch and the start of the next are one position
-            self.start_at(self._spec.following(cursor))
-        else:
-            self._cursor, self._drawn_from = cursor, True

@@ -37,8 +37,11 @@ class WorkerInit:
     user_fn: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
+        """Set up this process as a worker."""
         os.setpgid(0, 0)
-        threading.Thread(target=_end_with, args=(self.trainer,), daemon=True, name="spotsafe-parent-watch").start()
+        threading.Thread(
+            target=_end_with, args=(self.trainer,), daemon=True, name="spotsafe-parent-watch"
+        ).start()
         info = get_worker_info()
         if info is not None:
             # Here users look for their dataset. WorkerInfo's own __setattr__ refuses in some versions.
