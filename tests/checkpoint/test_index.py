@@ -139,7 +139,7 @@ def test_fifty_thousand_tensors_take_no_time() -> None:
     index = Index(rank=0, block_size=1 << 24, files=files, tensors=tensors, state=state)
     started = time.process_time()
     assert decode(encode_index(index)) == index
-    assert time.process_time() - started < 4
+    assert time.process_time() - started < 8
 
 
 @pytest.mark.parametrize(
