@@ -1,0 +1,134 @@
+"""Whether an index makes sense: names, sizes, places, the tiling of tensors, and references."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from spotsafe.checkpoint import dtypes
+from spotsafe.checkpoint.coverage import Box, box_fault, tiling_fault
+from spotsafe.checkpoint.digest import block_count
+from spotsafe.checkpoint.index_values import ROLES, Index, Slice, TensorEntry
+from spotsafe.checkpoint.layout import is_data_file
+from spotsafe.checkpoint.typed_values import tensor_names
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_MAX_INT = (1 << 63) - 1
+_MAX_DIMENSIONS = 64
+
+
+def check_index(index: Index, *, complete: bool) -> None:
+    """See that an index does not contradict itself.
+
+    Args:
+        index: what was read, or is to be written.
+        complete: whether its slices must cover every tensor exactly once.
+
+    Raises:
+        ValueError: it does; the text says where.
+    """
+    _check_files(index)
+    _check_tensors(index, complete=complete)
+    _check_references(index)
+
+
+def _check_files(index: Index) -> None:
+    if not 0 <= index.rank <= _MAX_INT or not 0 < index.block_size <= _MAX_INT:
+        raise ValueError("a rank or block_size out of range")
+    if len({entry.name for entry in index.files}) != len(index.files):
+        raise ValueError("the same file twice")
+    for entry in index.files:
+        if not is_data_file(entry.name):
+            raise ValueError(f"{entry.name[:80]!r} is no data file's name")
+        if not 0 <= entry.size <= _MAX_INT:
+            raise ValueError(f"{entry.name}: a size of {entry.size} bytes")
+        if len(entry.digests) != block_count(entry.size, block_size=index.block_size):
+            raise ValueError(f"{entry.name}: {len(entry.digests)} digests for {entry.size} bytes")
+        if not all(map(_DIGEST.fullmatch, entry.digests)):
+            raise ValueError(f"{entry.name}: a digest that is not 32 hexadecimal characters")
+
+
+def _check_tensors(index: Index, *, complete: bool) -> None:
+    if len({tensor.name for tensor in index.tensors}) != len(index.tensors):
+        raise ValueError("the same tensor twice")
+    sizes = {entry.name: entry.size for entry in index.files}
+    extents: dict[str, list[tuple[int, int]]] = {entry.name: [] for entry in index.files}
+    for tensor in index.tensors:
+        fault = _tensor_fault(tensor, sizes=sizes, complete=complete)
+        if fault is not None:
+            raise ValueError(f"{tensor.name[:200]!r}: {fault}")
+        for piece in tensor.slices:
+            extents[piece.file].append((piece.start, piece.start + piece.nbytes))
+    for name, spans in extents.items():
+        _check_disjoint(name, spans)
+
+
+def _tensor_fault(tensor: TensorEntry, *, sizes: Mapping[str, int], complete: bool) -> str | None:
+    if len(tensor.shape) > _MAX_DIMENSIONS or any(not 0 <= size <= _MAX_INT for size in tensor.shape):
+        return "a shape out of range"
+    info = dtypes.find(tensor.dtype)
+    if info is None or tensor.role not in ROLES:
+        return f"unknown dtype {tensor.dtype!r} or role {tensor.role!r}"
+    fault = None if _is_whole(tensor) else _boxes_fault(tensor, complete=complete)
+    for piece in tensor.slices:
+        fault = fault or _place_fault(piece, item_bytes=info.item_bytes, sizes=sizes)
+    return fault
+
+
+def _is_whole(tensor: TensorEntry) -> bool:
+    """Whether its only slice is all of it, as of nearly every tensor: no need for geometry."""
+    if len(tensor.slices) != 1:
+        return False
+    only = tensor.slices[0]
+    return only.lengths == tensor.shape and len(only.offsets) == len(tensor.shape) and not any(only.offsets)
+
+
+def _boxes_fault(tensor: TensorEntry, *, complete: bool) -> str | None:
+    boxes = [(piece.offsets, piece.lengths) for piece in tensor.slices]
+    faults = (box_fault(tensor.shape, offsets, lengths) for offsets, lengths in boxes)
+    fault = next((fault for fault in faults if fault is not None), None)
+    return tiling_fault(tensor.shape, boxes) if fault is None and complete else fault
+
+
+def _place_fault(piece: Slice, *, item_bytes: int, sizes: Mapping[str, int]) -> str | None:
+    if piece.nbytes != math.prod(piece.lengths) * item_bytes:
+        return f"a slice of {piece.nbytes} bytes, which is not what its lengths make"
+    if piece.file not in sizes:
+        return f"lies in a file {piece.file[:80]!r} that is not listed"
+    if piece.start < 0 or piece.start + piece.nbytes > sizes[piece.file]:
+        return f"reaches outside {piece.file}"
+    return None
+
+
+def _check_disjoint(file: str, spans: list[tuple[int, int]]) -> None:
+    solid = sorted(span for span in spans if span[0] < span[1])
+    for (_, end), (start, _) in itertools.pairwise(solid):
+        if start < end:
+            raise ValueError(f"{file}: two slices share byte {start}")
+
+
+def _check_references(index: Index) -> None:
+    known = {tensor.name for tensor in index.tensors}
+    for name in tensor_names([index.state, index.session]):
+        if name not in known:
+            raise ValueError(f"the state refers to a tensor {name[:200]!r} that is not listed")
+
+
+def tiling_problem(indexes: Iterable[Index]) -> str | None:
+    """Why the slices of all ranks together do not make every tensor exactly once, or None if they do."""
+    known: dict[str, TensorEntry] = {}
+    boxes: dict[str, list[Box]] = defaultdict(list)
+    for index in indexes:
+        for tensor in index.tensors:
+            first = known.setdefault(tensor.name, tensor)
+            if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
+                return f"{tensor.name!r}: ranks disagree about its dtype or shape"
+            boxes[tensor.name].extend((piece.offsets, piece.lengths) for piece in tensor.slices)
+    for name, tensor in known.items():
+        fault = tiling_fault(tensor.shape, boxes[name])
+        if fault is not None:
+            return f"{name!r}: {fault}"
+    return None

@@ -1,0 +1,59 @@
+"""What an index says, as values. `index` reads and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ROLES = ("parameter", "moment", "buffer", "other")
+"""`parameter`: trainable; `moment`: a floating tensor of an optimizer's state; both decide about health."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One data file."""
+
+    name: str
+    size: int
+    digests: tuple[str, ...]
+    """xxh3_128 of each block of `Index.block_size` bytes, in hexadecimal; the last block may be shorter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """An axis-aligned box of a tensor, and where its bytes lie (row-major, contiguous)."""
+
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    file: str
+    start: int
+    """Byte offset in the file."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """One tensor of the global view."""
+
+    name: str
+    dtype: str
+    """As torch names it, without ``torch.``: ``float32``, ``bfloat16``, ..."""
+    shape: tuple[int, ...]
+    slices: tuple[Slice, ...]
+    role: str = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """Everything one rank wrote for one checkpoint."""
+
+    rank: int
+    block_size: int
+    """Bytes of a digest block."""
+    files: tuple[FileEntry, ...]
+    tensors: tuple[TensorEntry, ...]
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """Tracked name -> its state in typed JSON; tensors in it are references to names of `tensors`."""
+    session: Any = None
+    """The session's own state in typed JSON: positions of the loops, RNG, values, names of the nonfinite."""
