@@ -5,7 +5,6 @@ broken_gpt.py --broken rng ...   and then the options of train_gpt.py
 
 from __future__ import annotations
 
-import dataclasses
 import runpy
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ def dropout_seed() -> None:
     """Every generator but the one that dropout draws from."""
     from_state = RngSnapshot.from_state
     RngSnapshot.from_state = staticmethod(
-        lambda state: dataclasses.replace(from_state(state), torch=torch.get_rng_state())
+        lambda state: from_state({**state, "torch": capture_rng().to_state()["torch"]})
     )
 
 
