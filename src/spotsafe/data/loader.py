@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -17,10 +17,8 @@ from spotsafe.data.seeding import SeededDataset
 from spotsafe.data.worker import WorkerInit
 from spotsafe.errors import LoaderNotResumable
 
-T_co = TypeVar("T_co", covariant=True)
 
-
-class ResumableDataLoader(DataLoader[T_co]):
+class ResumableDataLoader(DataLoader[Any]):
     """A DataLoader whose order is a pure function of (seed, epoch, dataset length).
 
     Arguments, batches, `len` and the ends of epochs are those of `torch.utils.data.DataLoader`. What differs:
@@ -128,7 +126,7 @@ class ResumableDataLoader(DataLoader[T_co]):
 
     # -- a loop of one's own
 
-    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override] # torch declares a private iterator class
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override] # torch declares a private iterator class
         """The batches from the loader's position to the end of its epoch."""
         if self._begun:
             self._set(self._order.following(self._cursor))
@@ -284,7 +282,7 @@ class _Fetcher:
     loader: _Inner
 
     @classmethod
-    def of(cls, outer: ResumableDataLoader[Any]) -> _Fetcher:
+    def of(cls, outer: ResumableDataLoader) -> _Fetcher:
         """A fetcher with the options that `outer` has now: torch allows to set most of them later."""
         batched = outer.batch_size is not None
         plan = _Plan(outer.order)
