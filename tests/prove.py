@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import importlib.metadata
 import os
 import platform
@@ -41,7 +41,7 @@ def main() -> int:
     versions |= {name: importlib.metadata.version(name) for name in ("spotsafe", "torch", "numpy")}
     versions["Machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counter.outcomes.items()))
-    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    date = dt.datetime.now(dt.timezone.utc).date().isoformat()
     page = proof.render(entries, date=date, versions=versions, summary=summary or "nothing was run")
     PAGE.write_text(page, encoding="utf-8")
     return status
