@@ -22,12 +22,14 @@ def match_groups(
         groups without a counterpart, parameters that are missing, new, or in another group.
     """
     home = {name: number for number, names in enumerate(saved) for name in names}
+    votes = Counter(
+        (number, home[name]) for number, names in enumerate(live) for name in names if name in home
+    )
     match: list[int | None] = [None] * len(live)
     free = set(range(len(saved)))
-    for number in sorted(range(len(live)), key=lambda number: -len(live[number])):
-        votes = Counter(home[name] for name in live[number] if home.get(name) in free)
-        if votes:
-            found = max(votes, key=lambda one: (votes[one], -one))
+    # Most parameters in common first; among equals the same place.
+    for number, found in sorted(votes, key=lambda pair: (-votes[pair], pair[0] != pair[1], pair)):
+        if match[number] is None and found in free:
             match[number] = found
             free.discard(found)
     _match_empty(saved, live, match, free)

@@ -35,6 +35,8 @@ _WRAPPERS = (
     ),
 )
 """Where each wrapper class lives, and the attribute in which it keeps the real module."""
+_EXTRA = "_extra_state"
+"""How keys end under which a module keeps what is no parameter and no buffer; it may keep the very object."""
 _MANY = 4096
 _known: dict[type[nn.Module], str | None] = {}
 """Class -> the attribute in which it keeps the real module, if it is a wrapper."""
@@ -193,7 +195,7 @@ def restore_module(module: nn.Module, saved: Json, path: str, restoring: Restori
         if name not in live and not restoring.strict and not names.loads_its_own_way(name):
             restoring.skip(f"{path}.{name}: in the checkpoint, not in the program")
             continue
-        state[live.get(name) or names.raw(name)] = _value(node, own, restoring)
+        state[live.get(name) or names.raw(name)] = _value(node, own or name.endswith(_EXTRA), restoring)
     for name in live.keys() - saved["state"].keys():
         restoring.skip(f"{path}.{name}: in the program, not in the checkpoint")
     setattr(state, "_metadata", _versions(module, names, saved, restoring))  # noqa: B010 - where torch looks for it

@@ -23,6 +23,8 @@ from spotsafe.writer.job import HealthSpan, StagedFile
 MAX_FILE_BYTES = 2 << 30
 """Default size that a data file does not exceed, in bytes."""
 _SCANNED = ("parameter", "moment", "buffer")
+_TINY = 1 << 20
+"""Limits up to this one count the tensors alone; above, a file keeps the limit with its header."""
 _ENTRY_BYTES = 160
 """More than the header needs for one tensor beside its name and the numbers of its shape."""
 
@@ -107,7 +109,8 @@ def plan_save(
     if len({spec.name for spec in specs}) != len(specs):
         raise ValueError("two tensors of one save have the same name")
     layout_ = _Layout(specs, rank=rank)
-    for pieces in _packed(_pieces(specs, max_file_bytes), specs, max_file_bytes):
+    room = max_file_bytes - 2 * PAGE if max_file_bytes > _TINY else max_file_bytes
+    for pieces in _packed(_pieces(specs, room), specs, room):
         layout_.add_file(pieces)
     return layout_.plan()
 
@@ -233,7 +236,8 @@ def _cut(
     if nbytes <= limit or axis is None:
         yield offsets, lengths
         return
-    parts = min(lengths[axis], -(-nbytes // limit))
+    rows = max(1, limit * lengths[axis] // nbytes)
+    parts = -(-lengths[axis] // rows)
     bounds = [lengths[axis] * part // parts for part in range(parts + 1)]
     for low, high in pairwise(bounds):
         shifted = (*offsets[:axis], offsets[axis] + low, *offsets[axis + 1 :])

@@ -62,8 +62,8 @@ class RngSnapshot:
                 torch_cpu=decode_bytes(state["torch"], size=torch.default_generator.get_state().numel()),
                 cuda=tuple(decode_bytes(text) for text in state["cuda"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a state of random number generators: {error!r}") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"not a state of random number generators: {error}") from error
 
     def restore(self) -> None:
         """Set every generator. CUDA devices that the machine does not have are left out."""

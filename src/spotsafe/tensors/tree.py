@@ -277,12 +277,13 @@ def _has_no_memory(tensor: torch.Tensor) -> bool:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor as a flat tensor of bytes."""
-    flat = tensor.detach().reshape(-1)
+    # Not `reshape`: it may leave a single element with a stride that `view` refuses.
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     return flat if flat.dtype is torch.uint8 else flat.view(torch.uint8)
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy; also of dtypes for which torch has no copy kernel."""
     if tensor.numel() == 0:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return tensor.detach()  # no memory to share
     return as_bytes(tensor).clone().view(tensor.dtype).reshape(tensor.shape)

@@ -1,0 +1,288 @@
+"""Where tensors go: files, boxes, places in the arena."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import pathlib
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings, strategies as st
+
+from spotsafe.checkpoint.digest import BLOCK, block_count
+from spotsafe.checkpoint.dtypes import DTYPES
+from spotsafe.checkpoint.image import parse_header
+from spotsafe.checkpoint.index import FileEntry, Index, decode_index, encode_index
+from spotsafe.errors import UnsupportedState
+from spotsafe.tensors.plan import PlanCache, SavePlan, TensorSpec, plan_save
+from spotsafe.tensors.staging import stage
+from spotsafe.tensors.tree import Capture, Collector, NamedTensor
+from spotsafe.writer.arena import Arena
+
+
+def spec(name: str, *shape: int, dtype: str = "float32", role: str = "other") -> TensorSpec:
+    return TensorSpec(name, dtype, shape, role)
+
+
+def check(plan: SavePlan) -> None:
+    """What must hold of every plan, by the format's own strict decoder."""
+    files = tuple(
+        FileEntry(name=one.name, size=one.size, digests=("0" * 32,) * block_count(one.size))
+        for one in plan.files
+    )
+    index = Index(rank=0, block_size=BLOCK, files=files, tensors=plan.tensors)
+    decode_index(encode_index(index), checkpoint="c", file="i")
+    assert all(one.arena_offset % 4096 == 0 for one in plan.files)
+    ends = [one.arena_offset + one.size for one in plan.files]
+    starts = [one.arena_offset for one in plan.files]
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    assert plan.arena_size % 4096 == 0
+    assert plan.arena_size >= max(ends, default=0)
+    assert sum(plan.cuts) == plan.arena_size
+    assert len(plan.cuts) == 2 * len(plan.placements) + 1
+    assert all(cut >= 0 for cut in plan.cuts)
+    at = 0
+    for place, gap, length in zip(plan.placements, plan.cuts[::2], plan.cuts[1::2], strict=False):
+        assert (place.arena_offset, place.nbytes) == (at + gap, length)
+        at += gap + length
+        assert place.arena_offset % DTYPES[plan.specs[place.tensor].dtype].item_bytes == 0
+    for (offset, header), file in zip(plan.headers, plan.files, strict=True):
+        assert offset == file.arena_offset
+        parse_header(header, file_size=file.size)
+
+
+SPECS = st.lists(
+    st.builds(
+        lambda dtype, shape, role: (dtype, tuple(shape), role),
+        st.sampled_from(["float32", "float64", "uint8", "bfloat16", "complex128", "bool", "float8_e4m3fn"]),
+        st.lists(st.integers(0, 6), max_size=4),
+        st.sampled_from(["parameter", "moment", "buffer", "other"]),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60)
+@given(SPECS, st.integers(1, 5000))
+def test_every_plan_is_what_the_format_demands(
+    drawn: list[tuple[str, tuple[int, ...], str]], limit: int
+) -> None:
+    """Slices tile every tensor, nothing overlaps, everything is aligned, files keep the limit."""
+    specs = [TensorSpec(f"t{number}", *one) for number, one in enumerate(drawn)]
+    plan = plan_save(specs, max_file_bytes=limit)
+    check(plan)
+    for file in plan.files:
+        pieces = [piece for entry in plan.tensors for piece in entry.slices if piece.file == file.name]
+        total = sum(piece.nbytes for piece in pieces)
+        single = max(DTYPES[entry.dtype].item_bytes for entry in plan.tensors)
+        assert total <= max(limit, single)
+
+
+def test_a_large_tensor_is_cut_evenly_along_its_first_long_dimension() -> None:
+    """Boxes are rows of the first dimension longer than 1, of nearly equal size."""
+    plan = plan_save([spec("w", 1, 10, 100)], max_file_bytes=1500)
+    check(plan)
+    lengths = [piece.lengths for piece in plan.tensors[0].slices]
+    assert lengths == [(1, 2, 100), (1, 3, 100), (1, 2, 100), (1, 3, 100)]
+    assert [piece.offsets[1] for piece in plan.tensors[0].slices] == [0, 2, 5, 7]
+
+
+def test_rows_that_are_too_large_are_cut_again() -> None:
+    """A box goes on being cut along the next dimension until it fits."""
+    plan = plan_save([spec("w", 2, 2, 100)], max_file_bytes=200)
+    check(plan)
+    assert {piece.lengths for piece in plan.tensors[0].slices} == {(1, 1, 50)}
+    assert len(plan.tensors[0].slices) == 8
+
+
+def test_what_cannot_be_cut_goes_alone() -> None:
+    """An item larger than the limit still gets a file."""
+    plan = plan_save([spec("z", dtype="complex128"), spec("y", 1, 1)], max_file_bytes=1)
+    check(plan)
+    assert [len(entry.slices) for entry in plan.tensors] == [1, 1]
+    assert len(plan.files) == 2
+
+
+def test_sizes_beyond_four_gigabytes() -> None:
+    """Offsets are whole numbers of any size; no tensor has to exist for a plan."""
+    plan = plan_save([spec("w", 5, 1 << 30), spec("v", 3, 7)])
+    check(plan)
+    assert max(place.arena_offset for place in plan.placements) > 1 << 33
+    assert all(file.size <= (2 << 30) for file in plan.files)
+
+
+def test_keys_are_unique_whatever_tensors_are_called() -> None:
+    """A piece's key never meets another tensor's name, nor the name that safetensors keeps for itself."""
+    names = ["w", "w[0]", "w[2]", "__metadata__", "", "w[0]'"]
+    plan = plan_save([spec(name, 4) for name in names], max_file_bytes=8)
+    check(plan)
+    keys = [set(json.loads(header[8:])) for _, header in plan.headers]
+    flat = list(itertools.chain.from_iterable(keys))
+    assert len(set(flat)) == len(flat) == 12
+    assert not {"", "__metadata__"} & set(flat)
+
+
+def test_whole_tensors_are_called_by_their_names() -> None:
+    """Any safetensors tool finds the tensors of a file under the names of the program."""
+    plan = plan_save([spec("model.fc.weight", 2, 3), spec("step")])
+    assert set(json.loads(plan.headers[0][1][8:])) == {"model.fc.weight", "step"}
+
+
+def test_files_are_named_by_rank_and_number() -> None:
+    """Two ranks write different files."""
+    plan = plan_save([spec("a", 4), spec("b", 4)], rank=3, max_file_bytes=16)
+    assert [file.name for file in plan.files] == ["data-00003-000.safetensors", "data-00003-001.safetensors"]
+
+
+def test_health_is_asked_of_floating_values_alone() -> None:
+    """Trained parameters, moments and buffers are searched; whole numbers and other tensors are not."""
+    specs = [
+        spec("p", 2, role="parameter"),
+        spec("m", 2, role="moment", dtype="bfloat16"),
+        spec("b", 2, role="buffer", dtype="complex64"),
+        spec("n", 2, role="buffer", dtype="int64"),
+        spec("o", 2),
+        spec("e", 0, role="parameter"),
+    ]
+    plan = plan_save(specs)
+    assert {span.tensor: (span.role, span.dtype, span.nbytes) for span in plan.health} == {
+        "p": ("parameter", "float32", 8),
+        "m": ("moment", "bfloat16", 4),
+        "b": ("buffer", "complex64", 16),
+    }
+
+
+def test_nothing_at_all() -> None:
+    """A session without tensors has a plan without files."""
+    plan = plan_save([])
+    assert (plan.files, plan.arena_size, plan.total_bytes, plan.cuts) == ((), 0, 0, (0,))
+    stage(plan, Capture(state={}, tensors=()), memoryview(bytearray()))
+
+
+def test_mistakes_are_refused() -> None:
+    """A name twice, a limit below one and a dtype that cannot be stored are errors."""
+    with pytest.raises(ValueError, match="same name"):
+        plan_save([spec("a"), spec("a")])
+    with pytest.raises(ValueError, match="positive"):
+        plan_save([spec("a")], max_file_bytes=0)
+    with pytest.raises(UnsupportedState, match="quantized"):
+        plan_save([spec("a", dtype="qint8")])
+
+
+def named(**tensors: torch.Tensor) -> tuple[NamedTensor, ...]:
+    return tuple(NamedTensor(name=name, tensor=tensor) for name, tensor in tensors.items())
+
+
+def test_a_plan_is_kept_while_nothing_changes() -> None:
+    """New values make no new plan; another name, shape, dtype, role or rank does."""
+    cache = PlanCache()
+    first = cache.plan(named(a=torch.ones(3)))
+    assert cache.plan(named(a=torch.zeros(3))) is first
+    seen = [first]
+    for other in (named(b=torch.ones(3)), named(a=torch.ones(4)), named(a=torch.ones(3, dtype=torch.int32))):
+        seen.append(cache.plan(other))
+    seen.append(cache.plan([NamedTensor(name="a", tensor=torch.ones(3), role="buffer")]))
+    seen.append(cache.plan(named(a=torch.ones(3)), rank=1))
+    assert len({id(one) for one in seen}) == len(seen)
+
+
+def capture(**tensors: torch.Tensor) -> Capture:
+    return Capture(state={}, tensors=named(**tensors))
+
+
+def test_the_arena_is_the_files(tmp_path: pathlib.Path) -> None:
+    """What lies in the arena opens in safetensors itself."""
+    tensors = {
+        "a": torch.rand(3, 4).t(),
+        "b": torch.arange(5),
+        "c": torch.rand(7).to(torch.bfloat16),
+        "d": torch.tensor(2.0),
+    }
+    taken = capture(**tensors)
+    plan = PlanCache(max_file_bytes=600).plan(taken.tensors)
+    arena = Arena(plan.arena_size)
+    stage(plan, taken, arena.view)
+    loaded = {}
+    for file in plan.files:
+        path = tmp_path / file.name
+        path.write_bytes(arena.view[file.arena_offset : file.arena_offset + file.size])
+        loaded |= safetensors.torch.load_file(path)
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_staging_twice_leaves_nothing_of_the_first_time() -> None:
+    """An arena may be used again; every byte of the files is written anew."""
+    first, second = (
+        capture(a=torch.full((100,), 7.0), b=torch.ones(3)),
+        capture(a=torch.zeros(100), b=torch.zeros(3)),
+    )
+    plan = PlanCache().plan(first.tensors)
+    arenas = [Arena(plan.arena_size), Arena(plan.arena_size)]
+    stage(plan, first, arenas[0].view)
+    stage(plan, second, arenas[0].view)
+    stage(plan, second, arenas[1].view)
+    size = plan.files[0].size
+    assert bytes(arenas[0].view[:size]) == bytes(arenas[1].view[:size])
+
+
+def test_staging_copies_now() -> None:
+    """What happens to a tensor after staging is not in the arena."""
+    tensor = torch.ones(4)
+    taken = capture(a=tensor)
+    plan = PlanCache().plan(taken.tensors)
+    arena = Arena(plan.arena_size)
+    stage(plan, taken, arena.view)
+    before = bytes(arena.view)
+    tensor.fill_(9)
+    assert bytes(arena.view) == before
+
+
+def test_staging_checks_what_it_is_given() -> None:
+    """A small or read-only arena, and tensors of another plan, are refused before anything is written."""
+    taken = capture(a=torch.ones(4))
+    plan = PlanCache().plan(taken.tensors)
+    with pytest.raises(ValueError, match="arena"):
+        stage(plan, taken, memoryview(bytearray(plan.arena_size - 1)))
+    with pytest.raises(ValueError, match="writable"):
+        stage(plan, taken, memoryview(bytes(plan.arena_size)))
+    arena = memoryview(bytearray(plan.arena_size))
+    for other in (
+        capture(b=torch.ones(4)),
+        capture(a=torch.ones(5)),
+        capture(a=torch.ones(4).int()),
+        capture(),
+    ):
+        with pytest.raises(ValueError, match="plan"):
+            stage(plan, other, arena)
+
+
+def test_staging_needs_no_grad_and_moves_no_version() -> None:
+    """Trained parameters are read without a trace in autograd, inference tensors too."""
+    weight = torch.nn.Parameter(torch.rand(3))
+    with torch.inference_mode():
+        frozen = torch.rand(3)
+    version = weight._version
+    taken = capture(a=weight, b=frozen)
+    plan = PlanCache().plan(taken.tensors)
+    stage(plan, taken, Arena(plan.arena_size).view)
+    assert weight._version == version
+    assert weight.requires_grad
+
+
+def test_many_small_tensors_make_few_files() -> None:
+    """20,000 tensors of 8 floats lie in one file."""
+    tensors = torch.rand(20_000, 8)
+    collector = Collector()
+    collector.encode(list(tensors), "x")
+    plan = PlanCache().plan(collector.tensors)
+    assert len(plan.files) == 1
+    arena = Arena(plan.arena_size)
+    stage(plan, Capture(state={}, tensors=collector.tensors), arena.view)
+    place = plan.placements[777]
+    data = torch.frombuffer(arena.view, dtype=torch.float32, count=8, offset=place.arena_offset)
+    assert torch.equal(data, tensors[place.tensor])
+    assert math.prod(tensors.shape) * 4 <= plan.total_bytes
