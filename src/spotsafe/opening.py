@@ -7,8 +7,9 @@ the claim, and what is loaded is chosen after it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt
 from spotsafe.checkpoint.candidates import Candidate, Listing, look
@@ -16,6 +17,7 @@ from spotsafe.checkpoint.catalog import check_history, resolve, split_target
 from spotsafe.checkpoint.claim import claim, in_use
 from spotsafe.clock import Clock
 from spotsafe.errors import (
+    EXIT_RESTART_LOOP,
     CheckpointNotFound,
     DamagedCheckpoint,
     NoUsableCheckpoint,
@@ -24,11 +26,12 @@ from spotsafe.errors import (
     StateMismatch,
     StorageNotFound,
 )
-from spotsafe.events import Event
+from spotsafe.events import CheckpointPassedOver, Event, RunEnded, Warned
 from spotsafe.identity import Identity, is_running
 from spotsafe.ledger.reading import past_attempts, read_end, read_heartbeat, read_step
+from spotsafe.ledger.record import Ledger
 from spotsafe.options import InitFrom, Options
-from spotsafe.policy.restarts import PastAttempt, restart_loop
+from spotsafe.policy.restarts import STOPPED, PastAttempt, restart_loop
 from spotsafe.reader import Choice, Loaded, choose, load_chosen, load_verified, read_description
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
@@ -69,6 +72,7 @@ def open_attempt(
         RunInUse: another job lives on this folder.
         RestartLoop: the run keeps dying without getting anywhere.
     """
+    emit = _once(emit)
     listing = look(store)
     choice = choose(store, listing, emit=emit)
     if choice is None:
@@ -76,10 +80,11 @@ def open_attempt(
     _check_resume(store, options, choice)
     if choice is not None:
         _check_shapes(store, choice.candidate, tracker)
-    previous = _record(store, listing.highest) if listing.attempts else None
-    _check_in_use(store, previous, identity=identity, options=options)
-    _check_restarts(store, listing, choice, options=options)
-    furthest = 0 if previous is None else read_step(store, previous.attempt)
+    _check_in_use(
+        store, _records(store, listing.attempts[-1:], emit=emit), identity=identity, options=options
+    )
+    loop = _restart_loop(store, listing, choice, options=options, emit=emit)
+    furthest = read_step(store, listing.highest) if listing.attempts else 0
     record = claim(
         store,
         listing=listing,
@@ -91,6 +96,8 @@ def open_attempt(
         passed_over_unhealthy_to=None if choice is None else choice.unhealthy_passed_to,
         run=None if choice is None else choice.manifest.run,
     )
+    if loop is not None:
+        _stop(store, record, choice, reason=loop, options=options, emit=emit)
     return _load(store, record, furthest=furthest, emit=emit)
 
 
@@ -158,10 +165,11 @@ def _check_shapes(store: Store, candidate: Candidate, tracker: Tracker) -> None:
 
 
 def _check_in_use(
-    store: Store, previous: AttemptRecord | None, *, identity: Identity, options: Options
+    store: Store, newest: Sequence[AttemptRecord], *, identity: Identity, options: Options
 ) -> None:
-    if previous is None or options.takeover:
+    if not newest or options.takeover:
         return
+    [previous] = newest
     used = in_use(
         previous,
         ended=read_end(store, previous.attempt) is not None,
@@ -181,7 +189,9 @@ def _pause(clock: Clock, seconds: float) -> None:
     clock.wait(threading.Event(), seconds)
 
 
-def _check_restarts(store: Store, listing: Listing, choice: Choice | None, *, options: Options) -> None:
+def _restart_loop(
+    store: Store, listing: Listing, choice: Choice | None, *, options: Options, emit: Callable[[Event], None]
+) -> str | None:
     starting = PastAttempt(
         attempt=listing.highest + 1,
         started_wall=options.clock.wall(),
@@ -190,21 +200,59 @@ def _check_restarts(store: Store, listing: Listing, choice: Choice | None, *, op
         passed_over_unhealthy_to=None if choice is None else choice.unhealthy_passed_to,
     )
     limits = options.restart_limits
-    records = [
-        record
-        for number in listing.attempts[-(limits.starts_per_hour + 1) :]
-        if (record := _record(store, number)) is not None
-    ]
-    reason = restart_loop([*past_attempts(store, records, limits=limits), starting], limits=limits)
-    if reason is not None:
-        raise RestartLoop(
-            f"{store.url}: this run restarts without getting anywhere: {reason}. A person has to look at it; "
-            "restart_limits= changes the limits"
-        )
+    records = _records(store, listing.attempts[-(limits.starts_per_hour + 1) :], emit=emit)
+    return restart_loop([*past_attempts(store, records, limits=limits), starting], limits=limits)
 
 
-def _record(store: Store, attempt: int) -> AttemptRecord | None:
-    try:
-        return read_attempt(store, attempt)
-    except StorageNotFound:
-        return None
+def _stop(
+    store: Store,
+    record: AttemptRecord,
+    choice: Choice | None,
+    *,
+    reason: str,
+    options: Options,
+    emit: Callable[[Event], None],
+) -> NoReturn:
+    """Say and record why: the person who starts again after looking is not stopped for the same attempts."""
+    step = 0 if choice is None else choice.candidate.name.step
+    message = (
+        f"{store.url}: this run restarts without getting anywhere: {reason}. A person has to look at it; "
+        "restart_limits= changes the limits"
+    )
+    ledger = Ledger(store, record.attempt, clock=options.clock, emit=emit, step=lambda: step)
+    newest = None if choice is None else choice.name
+    for event in (
+        Warned(message=message),
+        RunEnded(step=step, outcome=STOPPED, code=EXIT_RESTART_LOOP, newest=newest),
+    ):
+        emit(event)
+        ledger.emit(event)
+    ledger.close()
+    raise RestartLoop(message)
+
+
+def _records(store: Store, attempts: Sequence[int], *, emit: Callable[[Event], None]) -> list[AttemptRecord]:
+    """What can be read of these attempts' records: here they are evidence, and a damaged one stops nothing."""
+    found = []
+    for number in attempts:
+        try:
+            found.append(read_attempt(store, number))
+        except StorageNotFound:
+            continue
+        except DamagedCheckpoint as error:
+            emit(Warned(message=f"{error}; this attempt is left out of account"))
+    return found
+
+
+def _once(emit: Callable[[Event], None]) -> Callable[[Event], None]:
+    """The run is looked at before and after the claim; what is wrong with it is said once."""
+    said: set[Event] = set()
+
+    def emit_once(event: Event) -> None:
+        if isinstance(event, CheckpointPassedOver | Warned):
+            if event in said:
+                return
+            said.add(event)
+        emit(event)
+
+    return emit_once

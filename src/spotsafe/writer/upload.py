@@ -69,6 +69,7 @@ class Uploader:
         self._leftovers: dict[CheckpointName, bool] = {}  # failed save -> whether its manifest was tried
         self._marked = False
         self._swept = False
+        self._warned: set[str] = set()
 
     def run(self, job: SaveJob, arena: memoryview) -> SaveResult:
         """Make the checkpoint exist, then apply retention if this attempt is the newest.
@@ -178,9 +179,17 @@ class Uploader:
             self._store,
             attempt=job.name.attempt,
             retention=retention,
-            on_event=self._emit,
+            on_event=self._emit_once,
             known=self._known,
         )
+
+    def _emit_once(self, event: Event) -> None:
+        """What keeps retention from deleting keeps it at every save; once is enough to be warned."""
+        if isinstance(event, Warned):
+            if event.message in self._warned:
+                return
+            self._warned.add(event.message)
+        self._emit(event)
 
     def _report(self, job: SaveJob, progress: _Progress, error: BaseException) -> None:
         text = str(error) or type(error).__name__
