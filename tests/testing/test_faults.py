@@ -93,6 +93,13 @@ def test_crash_after(disk: LocalStore, at: int) -> None:
     assert disk.names("") == [[], ["a"], ["a", "b"], ["a", "b"], ["b"]][at - 1]
 
 
+def test_crash_after_an_operation_that_failed(disk: LocalStore) -> None:
+    """A look for what is not there is an operation too, and the process can end right after it."""
+    store = CrashingStore(disk, at=1, when="after", crash=crash)
+    with pytest.raises(Crash):
+        store.read("nothing", max_bytes=1)
+
+
 def test_a_crash_that_is_never_reached(disk: LocalStore) -> None:
     """Fewer operations than `at`: nothing happens, and the count says how many there were."""
     store = CrashingStore(disk, at=6, crash=crash)

@@ -90,10 +90,11 @@ class CrashingStore(WrappingStore):
             number = self.count
         if number == self._at and self._when == "before":
             self._crash()
-        result = call()
-        if number == self._at and self._when == "after":
-            self._crash()
-        return result
+        try:
+            return call()
+        finally:  # also after one that failed: to have looked for what is not there is an operation like any other
+            if number == self._at and self._when == "after":
+                self._crash()
 
 
 class FailingStore(WrappingStore):
