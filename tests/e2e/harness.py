@@ -1,0 +1,390 @@
+"""Starting, killing and judging training processes.
+
+`Launcher` starts processes, by the fork server or as fresh interpreters. `Bench` is one run folder with everything
+that its attempts wrote, and the judgement about them: what must hold after a kill, and what at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spotsafe.checkpoint.candidates import by_folder, candidates, look
+from spotsafe.checkpoint.layout import CHECKPOINTS, CheckpointName
+from spotsafe.checkpoint.verify import verify
+from spotsafe.storage.local import LocalStore
+from spotsafe.storage.wrapping import READS, WRITES
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).with_name("scripts")
+TRAIN = SCRIPTS / "train.py"
+PATIENCE_S = 100.0
+"""After so long nothing comes any more, on the busiest machine."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+OPERATIONS = READS | WRITES
+"""Everything that a store can be asked for."""
+
+
+# -- processes ---
+
+
+class Process:
+    """A process that was started and has to be waited for."""
+
+    def __init__(self, pid: int, wait: Callable[[float], int | None]) -> None:
+        self.pid = pid
+        self._wait = wait
+        self._status: int | None = None
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int | None:
+        """Exit status, negative for a signal; None if it lives on."""
+        if self._status is None:
+            self._status = self._wait(timeout_s)
+        return self._status
+
+    def end(self) -> int:
+        """Wait for its own end.
+
+        Raises:
+            TimeoutError: it did not come; the process is killed.
+        """
+        status = self.wait()
+        if status is None:
+            self.kill()
+            raise TimeoutError(f"process {self.pid} did not end within {PATIENCE_S} s")
+        return status
+
+    def kill(self) -> int:
+        """SIGKILL, unless it has ended by itself meanwhile; the exit status tells which."""
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+        status = self.wait()
+        assert status is not None, "a killed process ends"
+        return status
+
+
+class Launcher:
+    """Starts scripts. What they print goes to a file: DataLoader's workers would hold a pipe open."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.forkserver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, **ONE_THREAD},
+        )
+
+    def fork(self, script: Path, *, log: Path, environment: Mapping[str, str]) -> Process:
+        """A child of the fork server: everything but the imports happens in it."""
+        pid = self._ask(do="start", script=str(script), log=str(log), environment=dict(environment))
+        return Process(pid, lambda timeout_s: self._ask(do="wait", pid=pid, timeout_s=timeout_s))
+
+    def fresh(self, script: Path, *, log: Path, environment: Mapping[str, str]) -> Process:
+        """A new interpreter."""
+        with open(log, "ab") as file:
+            popen = subprocess.Popen(
+                [sys.executable, str(script)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **ONE_THREAD, **environment},
+                start_new_session=True,
+            )
+
+        def wait(timeout_s: float) -> int | None:
+            try:
+                return popen.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                return None
+
+        return Process(popen.pid, wait)
+
+    def close(self) -> None:
+        """End the server, and with it whatever a failed test left behind."""
+        self._server.communicate()
+        assert self._server.returncode == 0
+
+    def _ask(self, **request: Any) -> Any:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request).encode() + b"\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+
+@contextmanager
+def launcher() -> Iterator[Launcher]:
+    """A launcher that is closed at the end."""
+    one = Launcher()
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def until(condition: Callable[[], Any], *, what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Poll until the condition holds, and return what it gave.
+
+    Raises:
+        TimeoutError: it never did.
+    """
+    end = time.monotonic() + patience_s
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {patience_s} s: {what}")
+        time.sleep(0.005)
+    return value
+
+
+def members(session: int) -> list[int]:
+    """Processes of a session that live, zombies aside: a leader, and whatever it started and left behind."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            state, _, _, its_session = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(its_session) == session and state not in "ZX":
+            found.append(int(name))
+    return sorted(found)
+
+
+# -- what an attempt wrote ---
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line of the trace."""
+
+    number: int
+    loss: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What one process wrote before it ended."""
+
+    status: int
+    seconds: float
+    """How long it lived."""
+    steps: tuple[Step, ...]
+    events: tuple[dict[str, Any], ...]
+    result: dict[str, Any] | None
+    log: str
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """The events of one type."""
+        return [one for one in self.events if one["event"] == event]
+
+    @property
+    def started(self) -> dict[str, Any] | None:
+        """`RunStarted`, if the process came so far."""
+        return next(iter(self.of("RunStarted")), None)
+
+    @property
+    def in_restore(self) -> bool:
+        """It ended between `RestoreStarted` and `RestoreFinished`."""
+        return len(self.of("RestoreStarted")) > len(self.of("RestoreFinished"))
+
+    @property
+    def in_save(self) -> bool:
+        """It ended between `SaveStarted` and `CheckpointPublished`."""
+        done = {one["checkpoint"] for one in self.of("CheckpointPublished") + self.of("SaveFailed")}
+        return any(one["checkpoint"] not in done for one in self.of("SaveStarted"))
+
+    @property
+    def before_first_save(self) -> bool:
+        """It had resumed, and ended before it saved anything."""
+        started = self.started
+        return started is not None and started["resumed_from"] is not None and not self.of("SaveStarted")
+
+    @property
+    def in_start(self) -> bool:
+        """It ended before training began: in imports, look, claim or restore."""
+        return self.started is None
+
+
+def read_lines(path: Path) -> list[Any]:
+    """The complete lines of a file that may not be there yet."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+@dataclass
+class Attempt:
+    """A process on a bench."""
+
+    bench: Bench
+    process: Process
+    out: Path
+    began: float = field(default_factory=time.monotonic)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of a type so far."""
+        return [one for one in read_lines(self.out.with_suffix(".events")) if one["event"] == name]
+
+    def steps(self) -> list[Step]:
+        """The steps so far."""
+        lines = read_lines(self.out.with_suffix(".trace"))
+        return [Step(number, loss, tuple(ids)) for number, loss, ids in lines]
+
+    def go(self) -> None:
+        """Let it leave the step that it was told to hold at."""
+        self.out.with_suffix(".go").touch()
+
+    def kill_after(self, seconds: float) -> Record:
+        """Let it live so long, and then no longer."""
+        self.process.wait(seconds)
+        return self.record(self.process.kill())
+
+    def end(self) -> Record:
+        """Let it come to its own end."""
+        return self.record(self.process.end())
+
+    def record(self, status: int) -> Record:
+        """What it left, on the bench's books from now on."""
+        results = read_lines(self.out.with_suffix(".result"))
+        record = Record(
+            status=status,
+            seconds=time.monotonic() - self.began,
+            steps=tuple(self.steps()),
+            events=tuple(read_lines(self.out.with_suffix(".events"))),
+            result=results[0] if results else None,
+            log=self.out.with_suffix(".log").read_text(encoding="utf-8", errors="replace"),
+        )
+        self.bench.judge(record)
+        return record
+
+
+# -- a run ---
+
+
+@dataclass
+class Bench:
+    """One run folder, and everything about it."""
+
+    launcher: Launcher
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of each attempt, see the script."""
+    reference: Record | None = None
+    """The uninterrupted run, where there is one: every attempt is compared with it."""
+    script: Path = TRAIN
+    fresh: bool = False
+    records: list[Record] = field(default_factory=list)
+    alone: bool = True
+    """No two attempts at the same time: then it is known from where each must resume."""
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._starts = 0
+        self._newest = self.newest
+
+    @property
+    def run(self) -> Path:
+        """The run's folder itself."""
+        return self.folder / "run"
+
+    @property
+    def store(self) -> LocalStore:
+        """The run's store."""
+        return LocalStore(str(self.run))
+
+    @property
+    def published(self) -> list[CheckpointName]:
+        """What is published now, newest first."""
+        return [one.name for one in candidates(self.store, look(self.store)) if one.manifest is not None]
+
+    @property
+    def newest(self) -> CheckpointName | None:
+        """The newest that is published now."""
+        return next(iter(self.published), None)
+
+    def start(self, **options: Any) -> Attempt:
+        """The same command as ever."""
+        self._starts += 1
+        out = self.folder / f"start{self._starts}"
+        told = {"url": str(self.run), "out": str(out), **self.options, **options}
+        launch = self.launcher.fresh if self.fresh else self.launcher.fork
+        process = launch(
+            self.script, log=out.with_suffix(".log"), environment={"TRAIN_OPTIONS": json.dumps(told)}
+        )
+        return Attempt(self, process, out)
+
+    def finish(self, **options: Any) -> Record:
+        """Start once more, to the end, which must be that of the reference."""
+        record = self.start(**options).end()
+        self.judge_end(record)
+        return record
+
+    def judge(self, record: Record) -> None:
+        """What must hold after each end of a process, however it came about."""
+        now = self.published
+        for name in now:
+            assert verify(self.store, name) == [], f"{name} is whole"
+        ever = [CheckpointName.parse(one["checkpoint"]) for one in record.of("CheckpointPublished")]
+        assert not ever or (now and now[0] >= max(one for one in ever if one is not None)), (
+            "what was said to be is"
+        )
+        assert self._newest is None or (now and now[0] >= self._newest), "nothing published is lost"
+        if self.alone:
+            self._judge_start(record)
+        for step in record.steps:
+            assert self.reference is None or step == self.reference.steps[step.number], (
+                "redone steps are the same"
+            )
+        self._newest = now[0] if now else None
+        self.records.append(record)
+
+    def _judge_start(self, record: Record) -> None:
+        """It goes on from the newest checkpoint that was there, and from no other place."""
+        expected = None if self._newest is None else str(self._newest)
+        if record.started is not None:
+            assert record.started["resumed_from"] == expected, record.log
+        first = 0 if self._newest is None else self._newest.step
+        numbers = [step.number for step in record.steps]
+        assert numbers == list(range(first, first + len(numbers))), "steps follow each other"
+
+    def judge_end(self, record: Record) -> None:
+        """The run is finished and is, to the last bit, as if nothing had ever happened."""
+        assert self.reference is not None
+        assert record.status == 0, record.log
+        assert record.result is not None, record.log
+        for part in ("weights", "optimizer", "scheduler", "rng"):
+            assert record.result[part] == (self.reference.result or {})[part], part
+        made = {step.number for one in self.records for step in one.steps}
+        assert made == {step.number for step in self.reference.steps}, "every step was made"
+        if record.of("CheckpointPublished"):
+            self._judge_folder()
+
+    def _judge_folder(self) -> None:
+        """An attempt that published has swept: of what is not published, nothing but markers is left."""
+        published = set(self.published)
+        for name, sizes in by_folder(self.store.list(CHECKPOINTS)).items():
+            assert name in published or set(sizes) == {name.manifest}, f"no garbage is left in {name}"
+        assert [path for path in (self.run / CHECKPOINTS).rglob(".tmp*")] == []
+
+
+def uninterrupted(launcher: Launcher, folder: Path, **options: Any) -> Record:
+    """The reference: from the first step to the last in one process."""
+    bench = Bench(launcher, folder, options)
+    record = bench.start().end()
+    assert record.status == 0, record.log
+    assert record.result is not None
+    return record
