@@ -42,7 +42,8 @@ clean:  ## delete what was installed and built
 # pip is brought up to date first: the one in a new environment takes minutes to find versions that fit together.
 $(INSTALLED): pyproject.toml requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "spotsafe needs Python 3.10 or newer; try make PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint requirements/dev.txt --editable ".[dev]"
+	@echo "Installing into $(VENV). torch is large: this can take some minutes."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --constraint requirements/dev.txt --editable ".[dev]"
 	@touch $@
