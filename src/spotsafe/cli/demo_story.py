@@ -170,7 +170,7 @@ def _killed_in_a_save(plan: Plan, audience: Audience, store: Store) -> Attempt:
         status = training.wait_for_end()
     begun = [name for name in look(store).names if name not in before and read_candidate(store, name).absent]
     problem = "" if begun else "no save was cut short"
-    event = problem or f"{begun[0]} has its data, no manifest"
+    event = problem or f"the checkpoint of step {begun[0].step} has data, no manifest"
     return _told(audience, training, what, event=event, status=status, wanted=KILLED, problem=problem)
 
 
