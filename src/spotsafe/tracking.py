@@ -124,6 +124,14 @@ class Tracker:
             self._refuse_unowned(names)
             return self._capture(names, session, self._objects)
 
+    def encode(self, values: object) -> Json:
+        """Typed JSON of the session's own values, as a capture would hold them.
+
+        Raises:
+            UnsupportedState: something in it cannot be saved.
+        """
+        return Collector().members(values, "run")
+
     def _capture(self, names: Names, session: object, objects: Mapping[str, Any]) -> Capture:
         collector = Collector()
         capturing = Capturing(collector=collector, names=names.of, warn=self._warn_once)

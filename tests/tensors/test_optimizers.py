@@ -205,9 +205,10 @@ def test_every_scheduler(name: str) -> None:
         assert_same(whole, after)
 
 
-def test_a_scheduler_made_after_the_restore() -> None:
+@pytest.mark.parametrize("name", ["LambdaLR", "LinearLR", "OneCycleLR"])
+def test_a_scheduler_made_after_the_restore(name: str) -> None:
     """Its constructor sets the optimizer's lr; tracking it brings the saved one back."""
-    schedule = SCHEDULERS["ExponentialLR"]
+    schedule = SCHEDULERS[name]
     whole, before = (Program(OPTIMIZERS["AdamW"], seed=1, schedule=schedule) for _ in range(2))
     whole.train(0, 6)
     before.train(0, 3)

@@ -55,9 +55,7 @@ def same(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple, deque)):
         return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, float) and math.isnan(one):
-        return math.isnan(other)
-    return bool(one == other)
+    return bool(one == other) or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
 
 
 ALL_DTYPES = [name for name in DTYPES if hasattr(torch, name)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ def capture_numpy(obj: np.random.Generator, _path: str, _capturing: Capturing) -
 
 def problems_of_numpy(obj: np.random.Generator, saved: Json, path: str, _restoring: Restoring) -> list[str]:
     """Bit generators of different classes have different states."""
-    was, now = saved["state"].get("bit_generator"), type(obj.bit_generator).__name__
+    state, now = saved["state"], type(obj.bit_generator).__name__
+    was = state.get("bit_generator") if isinstance(state, Mapping) else None
     return [] if was == now else [f"{path}: saved generator {was}, program has {now}"]
 
 

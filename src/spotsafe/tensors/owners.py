@@ -36,11 +36,11 @@ def find_names(objects: Mapping[str, Any]) -> Names:
     Raises:
         UnsupportedState: two parameters would have the same name.
     """
-    names = Names()
+    names, holders = Names(), dict[str, int]()
     for tracked, obj in objects.items():
         for name, parameter in kinds.parameters(obj, tracked):
-            first = names.of.setdefault(id(parameter), name)
-            if names.aliases.setdefault(name, first) != first:
+            names.aliases[name] = names.of.setdefault(id(parameter), name)
+            if holders.setdefault(name, id(parameter)) != id(parameter):
                 raise UnsupportedState(
                     f"two parameters are called {name}; track one object under another name"
                 )

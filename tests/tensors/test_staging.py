@@ -1,0 +1,118 @@
+"""The copy into the arena."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+import pytest
+import safetensors.torch
+import torch
+
+from spotsafe.tensors.plan import PlanCache
+from spotsafe.tensors.staging import stage
+from spotsafe.tensors.tree import Capture, Collector, NamedTensor
+from spotsafe.writer.arena import Arena
+
+
+def named(**tensors: torch.Tensor) -> tuple[NamedTensor, ...]:
+    return tuple(NamedTensor(name=name, tensor=tensor) for name, tensor in tensors.items())
+
+
+def capture(**tensors: torch.Tensor) -> Capture:
+    return Capture(state={}, tensors=named(**tensors))
+
+
+def test_the_arena_is_the_files(tmp_path: pathlib.Path) -> None:
+    """What lies in the arena opens in safetensors itself."""
+    tensors = {
+        "a": torch.rand(3, 4).t(),
+        "b": torch.arange(5),
+        "c": torch.rand(7).to(torch.bfloat16),
+        "d": torch.tensor(2.0),
+    }
+    taken = capture(**tensors)
+    plan = PlanCache(max_file_bytes=600).plan(taken.tensors)
+    arena = Arena(plan.arena_size)
+    stage(plan, taken, arena.view)
+    loaded = {}
+    for file in plan.files:
+        path = tmp_path / file.name
+        path.write_bytes(arena.view[file.arena_offset : file.arena_offset + file.size])
+        loaded |= safetensors.torch.load_file(path)
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_staging_twice_leaves_nothing_of_the_first_time() -> None:
+    """An arena may be used again; every byte of the files is written anew."""
+    first, second = (
+        capture(a=torch.full((100,), 7.0), b=torch.ones(3)),
+        capture(a=torch.zeros(100), b=torch.zeros(3)),
+    )
+    plan = PlanCache().plan(first.tensors)
+    arenas = [Arena(plan.arena_size), Arena(plan.arena_size)]
+    stage(plan, first, arenas[0].view)
+    stage(plan, second, arenas[0].view)
+    stage(plan, second, arenas[1].view)
+    size = plan.files[0].size
+    assert bytes(arenas[0].view[:size]) == bytes(arenas[1].view[:size])
+
+
+def test_staging_copies_now() -> None:
+    """What happens to a tensor after staging is not in the arena."""
+    tensor = torch.ones(4)
+    taken = capture(a=tensor)
+    plan = PlanCache().plan(taken.tensors)
+    arena = Arena(plan.arena_size)
+    stage(plan, taken, arena.view)
+    before = bytes(arena.view)
+    tensor.fill_(9)
+    assert bytes(arena.view) == before
+
+
+def test_staging_checks_what_it_is_given() -> None:
+    """A small or read-only arena, and tensors of another plan, are refused before anything is written."""
+    taken = capture(a=torch.ones(4))
+    plan = PlanCache().plan(taken.tensors)
+    with pytest.raises(ValueError, match="arena"):
+        stage(plan, taken, memoryview(bytearray(plan.arena_size - 1)))
+    with pytest.raises(ValueError, match="writable"):
+        stage(plan, taken, memoryview(bytes(plan.arena_size)))
+    arena = memoryview(bytearray(plan.arena_size))
+    for other in (
+        capture(b=torch.ones(4)),
+        capture(a=torch.ones(5)),
+        capture(a=torch.ones(4).int()),
+        capture(),
+    ):
+        with pytest.raises(ValueError, match="plan"):
+            stage(plan, other, arena)
+
+
+def test_staging_needs_no_grad_and_moves_no_version() -> None:
+    """Trained parameters are read without a trace in autograd, inference tensors too."""
+    weight = torch.nn.Parameter(torch.rand(3))
+    with torch.inference_mode():
+        frozen = torch.rand(3)
+    version = weight._version
+    taken = capture(a=weight, b=frozen)
+    plan = PlanCache().plan(taken.tensors)
+    stage(plan, taken, Arena(plan.arena_size).view)
+    assert weight._version == version
+    assert weight.requires_grad
+
+
+def test_many_small_tensors_make_few_files() -> None:
+    """20,000 tensors of 8 floats lie in one file."""
+    tensors = torch.rand(20_000, 8)
+    collector = Collector()
+    collector.encode(list(tensors), "x")
+    plan = PlanCache().plan(collector.tensors)
+    assert len(plan.files) == 1
+    arena = Arena(plan.arena_size)
+    stage(plan, Capture(state={}, tensors=collector.tensors), arena.view)
+    place = plan.placements[777]
+    data = torch.frombuffer(arena.view, dtype=torch.float32, count=8, offset=place.arena_offset)
+    assert torch.equal(data, tensors[place.tensor])
+    assert math.prod(tensors.shape) * 4 <= plan.total_bytes
