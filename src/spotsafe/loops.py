@@ -121,10 +121,17 @@ class Loops:
             position = loop.position
             self._begin_passes(loop, feed)
             goal = 1 if epochs is None else epochs
+            empty_passes = 0
             while not self._over(loop):
                 if position.done >= until if until is not None else position.passes >= goal:
                     break
+                done = position.done
                 yield from self._one_pass(loop, feed, until=until, accumulate=accumulate)
+                empty_passes = empty_passes + 1 if position.done == done else 0
+                if empty_passes > 1:  # one is a resume at the end of an epoch
+                    raise RunError(
+                        f"loop {loop.name!r}: the loader yields no batches, so its end cannot be reached"
+                    )
                 if self._over(loop) or (until is not None and position.done >= until):
                     break
                 position.passes += 1
@@ -206,6 +213,9 @@ class Loops:
     def judge_if_nothing_ran(self) -> None:
         """The block ends: what the first body would have judged is judged now."""
         self._judge()
+
+    def close(self) -> None:
+        """Leave no hook behind."""
         self._call_off_first_body()
 
     # -- one pass over a loader ---

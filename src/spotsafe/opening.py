@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt
 from spotsafe.checkpoint.candidates import Candidate, Listing, look
@@ -17,7 +16,6 @@ from spotsafe.checkpoint.catalog import check_history, resolve, split_target
 from spotsafe.checkpoint.claim import claim, in_use
 from spotsafe.clock import Clock
 from spotsafe.errors import (
-    EXIT_RESTART_LOOP,
     CheckpointNotFound,
     DamagedCheckpoint,
     NoUsableCheckpoint,
@@ -26,12 +24,11 @@ from spotsafe.errors import (
     StateMismatch,
     StorageNotFound,
 )
-from spotsafe.events import CheckpointPassedOver, Event, RunEnded, Warned
+from spotsafe.events import CheckpointPassedOver, Event, Warned
 from spotsafe.identity import Identity, is_running
 from spotsafe.ledger.reading import past_attempts, read_end, read_heartbeat, read_step
-from spotsafe.ledger.record import Ledger
 from spotsafe.options import InitFrom, Options
-from spotsafe.policy.restarts import STOPPED, PastAttempt, restart_loop
+from spotsafe.policy.restarts import PastAttempt, restart_loop
 from spotsafe.reader import Choice, Loaded, choose, load_chosen, load_verified, read_description
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
@@ -41,38 +38,45 @@ _TRIES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A claimed attempt, and the state it goes on from."""
+class Claimed:
+    """An attempt that is ours, before anything is read."""
 
     record: AttemptRecord
+    furthest_step: int
+    """The furthest step that an earlier attempt is known to have reached; steps below it are made again."""
+    restart_loop: str | None
+    """Why this start should not go on, if the run restarts without getting anywhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The state that a claimed attempt goes on from."""
+
+    claimed: Claimed
     choice: Choice | None
     """Which checkpoint, and which newer ones were passed over; None for a fresh start."""
     loaded: Loaded | None
     """Its content, every byte verified."""
-    furthest_step: int
-    """The furthest step that the attempt before is known to have reached; steps below it are made again."""
 
 
-def open_attempt(
+def claim_attempt(
     store: Store,
     *,
     options: Options,
     identity: Identity,
     tracker: Tracker,
     emit: Callable[[Event], None],
-) -> Opened:
-    """Claim the next attempt of the run and read what it resumes from.
+) -> Claimed:
+    """Look, refuse whatever can be refused, and claim the next attempt of the run.
 
     Raises:
         StorageError: the store could not say what is there. Never taken for "nothing".
         CheckpointNotFound: there is none, with ``resume="must"``.
-        StateMismatch: the newest checkpoint does not fit the tracked objects; nothing was claimed.
+        StateMismatch: the newest checkpoint does not fit the tracked objects.
         NoUsableCheckpoint: there are or were checkpoints, none can be used.
         UnsupportedFormat: a newer spotsafe wrote the newest.
         RunInUse: another job lives on this folder.
-        RestartLoop: the run keeps dying without getting anywhere.
     """
-    emit = _once(emit)
     listing = look(store)
     choice = choose(store, listing, emit=emit)
     if choice is None:
@@ -91,14 +95,46 @@ def open_attempt(
         identity=identity,
         newest_seen=None if choice is None else str(choice.newest),
         wall=options.clock.wall(),
-        resumed_from=None if choice is None else str(choice.candidate.name),
+        resumed_from=None if choice is None else choice.name,
         passed_over=() if choice is None else sorted(choice.passed_over),
         passed_over_unhealthy_to=None if choice is None else choice.unhealthy_passed_to,
         run=None if choice is None else choice.manifest.run,
     )
-    if loop is not None:
-        _stop(store, record, choice, reason=loop, options=options, emit=emit)
-    return _load(store, record, furthest=furthest, emit=emit)
+    return Claimed(record=record, furthest_step=furthest, restart_loop=loop)
+
+
+def load_newest(store: Store, claimed: Claimed, *, emit: Callable[[Event], None]) -> Opened:
+    """Choose again, now that the claim keeps older attempts from deleting, and read it whole.
+
+    Raises:
+        RestartLoop: this start should not go on. It is on record by now, so that a person who starts again
+            after looking is not stopped for the same attempts.
+        NoUsableCheckpoint: there are or were checkpoints, none can be used.
+        StorageError: the store could not say.
+    """
+    if claimed.restart_loop is not None:
+        raise RestartLoop(
+            f"{store.url}: this run restarts without getting anywhere: {claimed.restart_loop}. "
+            "A person has to look at it; restart_limits= changes the limits"
+        )
+    unusable: dict[str, str] = {}
+    for _ in range(_TRIES):
+        listing = look(store)
+        choice = choose(store, listing, emit=emit, unusable=unusable)
+        if choice is None:
+            check_history(store, listing=listing, reasons=unusable)
+            return Opened(claimed=claimed, choice=None, loaded=None)
+        try:
+            loaded = load_chosen(store, choice, emit=emit, unusable=unusable)
+        except StorageNotFound:
+            continue  # an older attempt's retention took it away meanwhile: list and choose again
+        if loaded is not None:
+            return Opened(claimed=claimed, choice=choice, loaded=loaded)
+    raise NoUsableCheckpoint(
+        f"{store.url}: {_TRIES} times a checkpoint vanished while it was read; does another job delete here?",
+        url=store.url,
+        reasons=unusable,
+    )
 
 
 def load_init_from(source: InitFrom, *, tracker: Tracker, emit: Callable[[Event], None]) -> None:
@@ -113,28 +149,6 @@ def load_init_from(source: InitFrom, *, tracker: Tracker, emit: Callable[[Event]
     candidate = resolve(store, selector or "latest")
     loaded = load_verified(store, candidate, emit=emit)
     tracker.initialize(loaded.saved, weights_only=source.what == "weights")
-
-
-def _load(store: Store, record: AttemptRecord, *, furthest: int, emit: Callable[[Event], None]) -> Opened:
-    """Choose again, now that the claim keeps older attempts from deleting, and read it whole."""
-    unusable: dict[str, str] = {}
-    for _ in range(_TRIES):
-        listing = look(store)
-        choice = choose(store, listing, emit=emit, unusable=unusable)
-        if choice is None:
-            check_history(store, listing=listing, reasons=unusable)
-            return Opened(record=record, choice=None, loaded=None, furthest_step=furthest)
-        try:
-            loaded = load_chosen(store, choice, emit=emit, unusable=unusable)
-        except StorageNotFound:
-            continue  # an older attempt's retention took it away meanwhile: list and choose again
-        if loaded is not None:
-            return Opened(record=record, choice=choice, loaded=loaded, furthest_step=furthest)
-    raise NoUsableCheckpoint(
-        f"{store.url}: {_TRIES} times a checkpoint vanished while it was read; does another job delete here?",
-        url=store.url,
-        reasons=unusable,
-    )
 
 
 def _check_resume(store: Store, options: Options, choice: Choice | None) -> None:
@@ -204,33 +218,6 @@ def _restart_loop(
     return restart_loop([*past_attempts(store, records, limits=limits), starting], limits=limits)
 
 
-def _stop(
-    store: Store,
-    record: AttemptRecord,
-    choice: Choice | None,
-    *,
-    reason: str,
-    options: Options,
-    emit: Callable[[Event], None],
-) -> NoReturn:
-    """Say and record why: the person who starts again after looking is not stopped for the same attempts."""
-    step = 0 if choice is None else choice.candidate.name.step
-    message = (
-        f"{store.url}: this run restarts without getting anywhere: {reason}. A person has to look at it; "
-        "restart_limits= changes the limits"
-    )
-    ledger = Ledger(store, record.attempt, clock=options.clock, emit=emit, step=lambda: step)
-    newest = None if choice is None else choice.name
-    for event in (
-        Warned(message=message),
-        RunEnded(step=step, outcome=STOPPED, code=EXIT_RESTART_LOOP, newest=newest),
-    ):
-        emit(event)
-        ledger.emit(event)
-    ledger.close()
-    raise RestartLoop(message)
-
-
 def _records(store: Store, attempts: Sequence[int], *, emit: Callable[[Event], None]) -> list[AttemptRecord]:
     """What can be read of these attempts' records: here they are evidence, and a damaged one stops nothing."""
     found = []
@@ -244,8 +231,8 @@ def _records(store: Store, attempts: Sequence[int], *, emit: Callable[[Event], N
     return found
 
 
-def _once(emit: Callable[[Event], None]) -> Callable[[Event], None]:
-    """The run is looked at before and after the claim; what is wrong with it is said once."""
+def once(emit: Callable[[Event], None]) -> Callable[[Event], None]:
+    """An `emit` for the whole start: the run is looked at twice, what is wrong with it is said once."""
     said: set[Event] = set()
 
     def emit_once(event: Event) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from spotsafe.attempt import Attempt
 from spotsafe.clock import Clock
-from spotsafe.console import Console, LogSink
+from spotsafe.console import Console, LogSink, configure_logging
 from spotsafe.data.feed import Feed, feed_for
 from spotsafe.errors import EXIT_RECLAIMED, RunError, RunInUse
 from spotsafe.events import EventSink, Fanout, Warned, installed
@@ -107,7 +107,8 @@ class Run:
         self._store = store
         self._options = options
         self._identity = Identity.of_this_process()
-        self._fanout = Fanout([*installed(), *options.events, LogSink(), Console(rank=self._identity.rank)])
+        rank = self._identity.rank
+        self._fanout = Fanout([*installed(), *options.events, LogSink(rank=rank), Console(rank=rank)])
         self._tracker = Tracker(strict=options.strict, options=OPTION_NAMES, warn=self._warn)
         for name, obj in tracked.items():
             self._tracker.add(name, obj, from_state=True)
@@ -123,10 +124,11 @@ class Run:
 
         Raises:
             RunInUse: this process already has a session on the run, or another job runs on it.
-            SpotsafeError: see `spotsafe.opening.open_attempt`.
+            SpotsafeError: see `spotsafe.opening`.
         """
         if self._attempt is not None or self._closed:
             raise RunError("a session can be entered once; make another one with spotsafe.session(...)")
+        configure_logging()
         place = same_place(self._store.url)
         _occupy(place)
         try:
@@ -282,12 +284,12 @@ class Run:
     @property
     def id(self) -> str:
         """The run's id: the same in all attempts, fit for a tracker's run id."""
-        return self._running.opened.record.run
+        return self._running.claimed.record.run
 
     @property
     def attempt(self) -> int:
         """Which start of the run this is, from 1."""
-        return self._running.opened.record.attempt
+        return self._running.claimed.record.attempt
 
     @property
     def resumed_from(self) -> str | None:
@@ -297,7 +299,7 @@ class Run:
     @property
     def replaying(self) -> bool:
         """Whether an earlier attempt has made this step already."""
-        return self._running.loops.positions.total < self._running.opened.furthest_step
+        return self._running.loops.positions.total < self._running.claimed.furthest_step
 
     @property
     def notice(self) -> ReclaimNotice | None:

@@ -34,6 +34,14 @@ class _Moment:
     step: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What the last save of the present held, as far as code behind the loops may still change it."""
+
+    plain: Any
+    buffers: Any
+
+
 @dataclass(slots=True, eq=False)
 class SafePoints:
     """Decides and acts at each safe point of one process."""
@@ -59,7 +67,7 @@ class SafePoints:
     _first_step: int = 0
     _first_step_said: bool = False
     _moment: _Moment = field(init=False)
-    _saved_session: Mapping[str, Any] | None = None
+    _saved: _Saved | None = None
 
     def __post_init__(self) -> None:
         self._first_step = self.positions.total
@@ -188,7 +196,7 @@ class SafePoints:
                 session, step=self.positions.total, reason=reason, metrics=self._asked, wait_s=wait_s
             ):
                 self._asked = None
-                self._saved_session = session
+                self._saved = _Saved(plain=self._plain_now(), buffers=self.tracker.buffers_mark())
 
     def _save_last_safe(self, reason: str) -> None:
         """Save the last safe point, if what it consists of is untouched since."""
@@ -216,10 +224,14 @@ class SafePoints:
         }
 
     def _changed_since_save(self) -> bool:
-        if self._saved_session is None or not self.did_something:
+        """Whether the code behind the loops changed what the last save holds. Random numbers do not count."""
+        saved = self._saved
+        if saved is None:
             return False
-        now = self._session(rng=capture_rng(), positions=self.positions.to_state())
-        return self.tracker.buffers_mark() != self._moment.buffers or now != self._saved_session
+        return bool(self._plain_now() != saved.plain) or self.tracker.buffers_mark() != saved.buffers
+
+    def _plain_now(self) -> Any:
+        return self.tracker.encode({"positions": self.positions.to_state(), "values": self.values})
 
     def _leave(self, notice: ReclaimNotice, save: Callable[[str], None]) -> None:
         """Do what the remaining time allows, then end the loops."""
