@@ -533,6 +533,11 @@ def test_another_optimizer_is_refused() -> None:
     one.train(0, 1)
     with pytest.raises(StateMismatch, match="optimizer: saved from AdamW, program has SGD"):
         Program(OPTIMIZERS["SGD"], seed=2).load(one.save())
+    other = Program(OPTIMIZERS["SGD"], seed=2)
+    tracker = other.load(one.save(), strict=False)
+    assert tracker.skipped == ["optimizer: saved from AdamW, program has SGD"]
+    assert other.optimizer.param_groups[0]["lr"] == 0.1
+    other.train(1, 2)
 
 
 def test_replaced_parameters_leave_a_warning() -> None:

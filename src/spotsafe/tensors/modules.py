@@ -147,11 +147,14 @@ def capture_module(module: nn.Module, path: str, capturing: Capturing) -> dict[s
             raise UnsupportedState(f"{path}: two entries of its state_dict are called {name!r}", path=path)
         nodes[name] = capturing.collector.encode(value, f"{path}.{name}", role=roles.get(key, "other"))
     versions = {names.module(key): value for key, value in getattr(state, "_metadata", {}).items()}
-    return {
-        "state": nodes,
-        "frozen": frozen,
-        "metadata": capturing.collector.encode(versions, f"{path}.state_dict()._metadata"),
-    }
+    if "$" in versions or not all(map(_is_version, versions.values())):
+        versions = capturing.collector.encode(versions, f"{path}.state_dict()._metadata")
+    return {"state": nodes, "frozen": frozen, "metadata": versions}
+
+
+def _is_version(value: object) -> bool:
+    """Whether a module's metadata is what torch's own have, which is JSON as it stands."""
+    return type(value) is dict and value.keys() == {"version"} and type(value["version"]) is int
 
 
 def _state_dict(module: nn.Module, path: str) -> Mapping[str, Any]:

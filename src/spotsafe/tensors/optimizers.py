@@ -165,6 +165,9 @@ def restore_optimizer(optimizer: Any, saved: Json, path: str, restoring: Restori
     Raises:
         StateMismatch: the optimizer refuses it.
     """
+    if saved["class"] != type(optimizer).__name__:
+        restoring.skip(f"{path}: saved from {saved['class']}, program has {type(optimizer).__name__}")
+        return
     if saved["form"] == _BY_POSITION:
         live = optimizer.state_dict()
         _load(optimizer, restoring.source.decode(saved["state"], live), path)
