@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import harness
-from tests.e2e.harness import Bench, Launcher, Record
+from tests.e2e import harness, processes
+from tests.e2e.harness import Bench, Record
+from tests.e2e.processes import Launcher
 
 
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
-    with harness.launcher() as one:
+    with processes.launcher() as one:
         yield one
 
 

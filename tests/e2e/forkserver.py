@@ -10,6 +10,7 @@ output.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -18,6 +19,7 @@ import runpy
 import select
 import signal
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -67,6 +69,8 @@ def run(script: str) -> int:
     except BaseException:
         traceback.print_exc()
         code = 1
+    threading._shutdown()  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     return code

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import harness
-from tests.e2e.harness import Bench, Launcher, Record
+from tests.e2e.harness import Bench, Record
+from tests.e2e.processes import Launcher
 from tests.proof import record as write_down
 
 pytestmark = pytest.mark.slow

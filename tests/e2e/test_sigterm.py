@@ -1,0 +1,122 @@
+"""SIGTERM to a real process: its exit status, what it says, who else it reaches, and whose handler hears it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spotsafe.errors import EXIT_RECLAIMED
+from tests.e2e.harness import SCRIPTS, TRAIN, Attempt, Bench
+from tests.e2e.processes import Launcher, members, until
+
+pytestmark = pytest.mark.slow
+
+MakeBench = Callable[..., Bench]
+GONE_S = 30.0
+"""Workers must have ended so many seconds after their trainer."""
+ALL_BUT_THE_FIRST = list(range(2, 100))
+
+
+@pytest.mark.parametrize("fails", [[2], ALL_BUT_THE_FIRST], ids=["once", "for good"])
+def test_a_failed_save_does_not_hide_the_reclaim(make_bench: MakeBench, fails: list[int]) -> None:
+    """Captured by its caller's pipes, it ends with 143, not 1; the failure is told; the same command goes on."""
+    bench = make_bench()
+    out = bench.folder / "captured"
+    options = {"url": str(bench.run), "out": str(out), "fail_data_of": fails, "terminate_at": "SaveFailed"}
+    done = subprocess.run(
+        [sys.executable, str(TRAIN)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "TRAIN_OPTIONS": json.dumps(options)},
+    )
+    assert done.returncode == EXIT_RECLAIMED == 143, done.stderr
+    assert "failed: the disk of this test is gone" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert bench.newest is not None
+    if fails is ALL_BUT_THE_FIRST:
+        assert bench.newest.save == 1
+        assert "save(s) failed" in done.stderr
+    bench._newest = bench.newest
+    record = bench.start().end()
+    assert record.steps[0].number == bench.records[0].started["step"]
+    assert record.result == bench.reference.result
+
+
+def with_workers(bench: Bench, hold_at: int) -> tuple[Attempt, list[int]]:
+    """An attempt that is in the body of a step, and the processes of its session: itself and its two workers."""
+    attempt = bench.start(workers=2, hold_at=hold_at)
+    until(lambda: len(attempt.steps()) > hold_at, what=f"step {hold_at}")
+    session = members(attempt.process.pid)
+    assert len(session) == 3
+    return attempt, session
+
+
+def signal_group(session: list[int]) -> None:
+    os.killpg(session[0], signal.SIGTERM)
+
+
+def signal_all(session: list[int]) -> None:
+    for pid in session:
+        os.kill(pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("send", [signal_group, signal_all], ids=["group", "each"])
+def test_signalled_with_its_workers(make_bench: MakeBench, send: Callable[[list[int]], None]) -> None:
+    """One final checkpoint, made by the trainer; workers are neither in its way nor left behind."""
+    bench = make_bench(workers=2)
+    attempt, session = with_workers(bench, hold_at=5)
+    send(session)
+    attempt.go()
+    record = attempt.end()
+    until(lambda: not members(session[0]), what="the end of the workers", patience_s=GONE_S)
+
+    assert record.status == EXIT_RECLAIMED, record.log
+    assert [one["step"] for one in record.of("SaveStarted") if one["reason"] == "notice"] == [6]
+    assert record.of("SaveFailed") == []
+    assert bench.newest is not None
+    assert bench.newest.step == 6
+    assert [one["outcome"] for one in record.of("RunEnded")] == ["reclaimed"]
+    assert bench.finish().steps[0].number == 6
+
+
+def run_handlers(launcher: Launcher, tmp_path: Path, program: str) -> tuple[int, str]:
+    environment = {"HANDLERS": program, "RUN": str(tmp_path / "run")}
+    log = tmp_path / "log"
+    status = launcher.fork(SCRIPTS / "handlers.py", log=log, environment=environment).end()
+    return status, log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("user_before", 0),
+        ("user_inside", 0),
+        ("user_inside_passing_on", 0),
+        ("asyncio_before", 0),
+        ("asyncio_inside", 0),
+        ("off_the_main_thread", 0),
+        ("nobody", -signal.SIGTERM),
+        ("asyncio_around", -signal.SIGTERM),
+    ],
+)
+def test_handlers_of_others(launcher: Launcher, tmp_path: Path, program: str, status: int) -> None:
+    """They work inside the session and after it, as the programs themselves check."""
+    ended, log = run_handlers(launcher, tmp_path, program)
+    assert ended == status, log
+
+
+def test_a_program_that_is_not_content_is_noticed(launcher: Launcher, tmp_path: Path) -> None:
+    """The programs' own checks reach this test."""
+    ended, log = run_handlers(launcher, tmp_path, "missing")
+    assert ended == 1
+    assert "KeyError: 'missing'" in log
