@@ -16,7 +16,7 @@ from spotsafe.tensors.optimizers import is_optimizer, parameters_of, restore_gro
 from spotsafe.tensors.owners import Names, find_names, track_line
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.source import Source
-from spotsafe.tensors.tree import Capture, Collector, Json, SavedState, Spec, spec_of
+from spotsafe.tensors.tree import Capture, Collector, Json, SavedState, Spec, as_bytes, spec_of
 from spotsafe.tensors.versions import BuffersMark, VersionWatch, not_finite
 
 _SHOWN = 20
@@ -125,12 +125,15 @@ class Tracker:
             return self._capture(names, session, self._objects)
 
     def encode(self, values: object) -> Json:
-        """Typed JSON of the session's own values, as a capture would hold them.
+        """The session's own values in a form of their own, to be compared with that of another moment.
 
         Raises:
             UnsupportedState: something in it cannot be saved.
         """
-        return Collector().members(values, "run")
+        collector = Collector()
+        tree = collector.members(values, "run")
+        copies = (one.tensor.detach().cpu().resolve_conj().resolve_neg() for one in collector.tensors)
+        return [tree, [as_bytes(copy.contiguous()).numpy().tobytes() for copy in copies]]
 
     def _capture(self, names: Names, session: object, objects: Mapping[str, Any]) -> Capture:
         collector = Collector()
@@ -143,10 +146,18 @@ class Tracker:
             state={name: state[name] for name in objects}, tensors=collector.tensors, session=values
         )
 
-    def nonfinite(self) -> frozenset[str]:
-        """Names of the trainable parameters and moments that hold a NaN or an infinity now."""
+    def nonfinite(self, only: Collection[str] | None = None) -> frozenset[str]:
+        """Names of the trainable parameters and moments that hold a NaN or an infinity now.
+
+        Args:
+            only: the tracked names to look at; None looks at all.
+        """
         names = self._names()
-        whole = {name: obj for name, obj in self._objects.items() if not self._unowned_in(name, names)}
+        whole = {
+            name: obj
+            for name, obj in self._objects.items()
+            if (only is None or name in only) and not self._unowned_in(name, names)
+        }
         return not_finite(self._capture(names, None, whole).tensors)
 
     def buffers_mark(self) -> BuffersMark:
@@ -158,7 +169,8 @@ class Tracker:
         return self._watch.mark(part for _, part in self._parts())
 
     def buffers_moved(self, mark: BuffersMark) -> bool:
-        """Whether one of these tensors changed since `mark`."""
+        """Whether one of these tensors changed, or was replaced, since `mark`."""
+        self._watch.forget()
         return self.buffers_mark() != mark
 
     # -- owners of parameters ----------------------------------------------------------------------------------

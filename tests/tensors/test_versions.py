@@ -32,12 +32,13 @@ def test_a_mark_equals_itself_until_something_is_written() -> None:
 
 
 def test_a_replaced_tensor_is_seen() -> None:
-    """An assignment makes another tensor, though its version may be the same."""
+    """An assignment makes another tensor, though its version may be the same; `forget` looks for it."""
     module = nn.BatchNorm1d(2)
     watch = VersionWatch()
     mark = watch.mark([module])
     for _ in range(50):
         module.running_mean = torch.zeros(2)
+        watch.forget()
         assert watch.mark([module]) != mark
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ class BuffersMark:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         # Holding the tensors keeps a new one from taking the address of an old one.
         self._tensors = tensors
-        self._versions = [-1 if one.is_inference() else one._version for one in tensors]  # noqa: SLF001 - no public way
+        self._versions = [one._version for one in tensors]  # noqa: SLF001 - torch has no public way
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BuffersMark):
@@ -37,34 +37,36 @@ class BuffersMark:
 class VersionWatch:
     """Takes marks of the tensors in modules, and of bare ones.
 
-    Walking all submodules at every step would cost more than the marks. Their dicts of parameters and buffers
-    are remembered; `forget` when modules may have been added.
+    A mark is taken at every step, so the list of tensors is remembered and only their versions are read: a
+    microsecond for twenty. Whoever compares calls `forget` first; a tensor that was replaced since the list was
+    made then shows as a difference.
     """
 
     def __init__(self) -> None:
-        self._places: list[Mapping[str, torch.Tensor | None]] | None = None
+        self._tensors: list[torch.Tensor] | None = None
 
     def forget(self) -> None:
-        """Walk the modules again at the next mark."""
-        self._places = None
+        """Look for the tensors again at the next mark."""
+        self._tensors = None
 
     def mark(self, parts: Iterable[object]) -> BuffersMark:
         """The mark of everything in `parts` that is a tensor or a module; read only after `forget`."""
-        if self._places is None:
-            self._places = _places(parts)
-        return BuffersMark([one for place in self._places for one in place.values() if one is not None])
+        if self._tensors is None:
+            self._tensors = _tensors_in(parts)
+        return BuffersMark(self._tensors)
 
 
-def _places(parts: Iterable[object]) -> list[Mapping[str, torch.Tensor | None]]:
-    places: list[Mapping[str, torch.Tensor | None]] = []
+def _tensors_in(parts: Iterable[object]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
     for part in parts:
         if isinstance(part, torch.Tensor):
-            places.append({"": part})
+            found.append(part)
         elif isinstance(part, nn.Module):
             for module in part.modules():
-                # The dicts themselves: `named_parameters` would build every name at every step.
-                places += [place for place in (module._parameters, module._buffers) if place]  # noqa: SLF001 - see above
-    return places
+                # The dicts themselves: `named_parameters` would build every name.
+                found += [one for one in module._parameters.values() if one is not None]  # noqa: SLF001 - see above
+                found += [one for one in module._buffers.values() if one is not None]  # noqa: SLF001 - see above
+    return [one for one in found if not one.is_inference()]  # these have no version
 
 
 def not_finite(tensors: Iterable[NamedTensor]) -> frozenset[str]:
