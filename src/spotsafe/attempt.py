@@ -14,13 +14,22 @@ from typing import Any
 
 from spotsafe import events as ev
 from spotsafe.activity import Activity
-from spotsafe.errors import Reclaimed, SaveFailed, SpotsafeError, StateMismatch, Superseded
+from spotsafe.errors import (
+    EXIT_RESTART_LOOP,
+    Reclaimed,
+    RestartLoop,
+    SaveFailed,
+    SpotsafeError,
+    StateMismatch,
+    Superseded,
+)
 from spotsafe.events import Event, Fanout
 from spotsafe.identity import Identity
 from spotsafe.ledger.record import Ledger
 from spotsafe.loops import Loops
-from spotsafe.opening import Opened, load_init_from, open_attempt
+from spotsafe.opening import Claimed, Opened, claim_attempt, load_init_from, load_newest, once
 from spotsafe.options import Options
+from spotsafe.policy.restarts import STOPPED
 from spotsafe.positions import Positions
 from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.detect import detect
@@ -63,11 +72,35 @@ class SessionState:
             raise StateMismatch(f"the checkpoint's session state cannot be read: {error!r}") from error
 
 
+@dataclass(slots=True)
+class _Progress:
+    """The furthest step that any attempt is known to have reached; what the ledger writes down."""
+
+    reached_before: int
+    positions: Positions | None = None
+
+    def __call__(self) -> int:
+        now = 0 if self.positions is None else self.positions.total
+        return max(self.reached_before, now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """What an attempt is given from outside."""
+
+    store: Store
+    options: Options
+    identity: Identity
+    tracker: Tracker
+    values: dict[str, Any]
+    fanout: Fanout
+
+
 @dataclass(slots=True, eq=False)
 class Attempt:
     """The running parts of one attempt. Made by `begin`."""
 
-    opened: Opened
+    claimed: Claimed
     loops: Loops
     points: SafePoints
     saver: Saver
@@ -76,7 +109,7 @@ class Attempt:
     options: Options
     outcome: str = "left"
     code: int | None = None
-    _cleanup: ExitStack = field(default_factory=ExitStack)
+    cleanup: ExitStack = field(default_factory=ExitStack)
 
     # -- begin ---
 
@@ -93,77 +126,25 @@ class Attempt:
         """Watch, claim, restore; `values` is filled in place.
 
         Raises:
-            SpotsafeError: see `open_attempt`; nothing keeps running then.
+            SpotsafeError: see `claim_attempt` and `load_newest`; nothing keeps running then.
         """
+        setting = _Setting(
+            store=store, options=options, identity=identity, tracker=tracker, values=values, fanout=fanout
+        )
         entered_at = options.clock.monotonic()
+        emit = once(fanout.emit)
         with ExitStack() as stack:
             watch = _start_watch(options, fanout, stack)
-            opened = open_attempt(
-                store, options=options, identity=identity, tracker=tracker, emit=fanout.emit
-            )
-            state = _restore(opened, options=options, tracker=tracker, emit=fanout.emit)
-            positions = state.positions
-            ledger = Ledger(
-                store,
-                opened.record.attempt,
-                clock=options.clock,
-                emit=fanout.emit,
-                step=lambda: positions.total,
-            )
-            fanout.add(ledger)
-            stack.callback(ledger.close)
+            claimed = claim_attempt(store, options=options, identity=identity, tracker=tracker, emit=emit)
+            progress = _Progress(claimed.furthest_step)
+            _start_ledger(setting, claimed, progress, stack)
+            opened = load_newest(store, claimed, emit=emit)
+            state = _restore(setting, opened, emit=emit)
+            progress.positions = state.positions
             values.update(state.values)
-            writer = WriterThread(store, emit=fanout.emit, clock=options.clock)
-            stack.callback(writer.close)
-            activity = Activity()
-            activity.start()
-            stack.callback(activity.close)
-            saver = Saver(
-                tracker=tracker,
-                writer=writer,
-                policy=options.policy,
-                keep=options.keep,
-                identity=identity,
-                lineage=_lineage(opened, nonfinite=state.nonfinite),
-                clock=options.clock,
-                emit=fanout.emit,
-                last_step=positions.total,
-            )
-            points = SafePoints(
-                tracker=tracker,
-                saver=saver,
-                watch=watch,
-                positions=positions,
-                activity=activity,
-                clock=options.clock,
-                emit=fanout.emit,
-                values=values,
-                restored_rng=state.rng,
-                on_reclaim=options.on_reclaim,
-                exit_code=options.exit_code,
-                drain_timeout_s=options.drain_timeout.total_seconds(),
-                entered_at=entered_at,
-            )
-            loops = Loops(
-                engine=points,
-                positions=positions,
-                activity=activity,
-                modules=lambda: list(tracker.modules),
-                on_stop=lambda loop, reason: fanout.emit(
-                    ev.LoopStopped(loop=loop, step=positions.total, reason=reason)
-                ),
-            )
-            attempt = Attempt(
-                opened=opened,
-                loops=loops,
-                points=points,
-                saver=saver,
-                watch=watch,
-                fanout=fanout,
-                options=options,
-            )
-            fanout.emit(attempt._started(store.url))
-            attempt._cleanup = stack.pop_all()
+            attempt = _assemble(setting, opened, state, watch=watch, entered_at=entered_at, stack=stack)
+            fanout.emit(_started(setting, opened, state, watch))
+            attempt.cleanup = stack.pop_all()
             return attempt
 
     # -- in between ---
@@ -213,21 +194,21 @@ class Attempt:
                 newest=self.saver.newest,
             )
         )
-        self._cleanup.close()
+        self.cleanup.close()
 
     def _leave_cleanly(self) -> None:
-        self._give_up_as("failed", None)  # until the end says otherwise
+        self._end_as("failed", None)  # until the end says otherwise
         try:
             self._save_and_drain()
         except Superseded:  # a save just before, or the last one, found it out
-            self._give_up_as("superseded", None)
+            self._end_as("superseded", None)
             raise
 
     def _save_and_drain(self) -> None:
         notice = self.watch.notice
         if self.points.leaving:
             self._drain_and_raise()
-            self._give_up_as("reclaimed", None)
+            self._end_as("reclaimed", None)
             return
         self.loops.judge_if_nothing_ran()
         finished = self.loops.all_ended
@@ -237,15 +218,15 @@ class Attempt:
             self.points.save_left()
         self._drain_and_raise()
         if not finished and notice is not None and self.options.on_reclaim == "exit":
-            self._give_up_as("reclaimed", self.options.exit_code)
+            self._end_as("reclaimed", self.options.exit_code)
             raise self.points.reclaimed(notice)
-        self._give_up_as("finished" if finished else "left", None)
+        self._end_as("finished" if finished else "left", None)
 
     def _leave_reclaimed(self, error: Exception) -> None:
         """Any error while a notice is pending - a dead worker, a broken pipe - means: the machine goes."""
         notice = self.watch.notice
         assert notice is not None, "left as reclaimed without a notice"
-        self._give_up_as("reclaimed", self.options.exit_code)
+        self._end_as("reclaimed", self.options.exit_code)
         self._drain_and_log()
         if self.options.on_reclaim == "exit":
             raise self.points.reclaimed(notice) from error
@@ -253,13 +234,13 @@ class Attempt:
     def _leave_with(self, error: BaseException) -> None:
         """The body's own exception goes on; what is in flight is finished first."""
         if isinstance(error, Reclaimed):
-            self._give_up_as("reclaimed", self.options.exit_code)
+            self._end_as("reclaimed", self.options.exit_code)
         elif isinstance(error, Superseded):
-            self._give_up_as("superseded", None)
+            self._end_as("superseded", None)
         elif isinstance(error, KeyboardInterrupt):
-            self._give_up_as("interrupted", None)
+            self._end_as("interrupted", None)
         else:
-            self._give_up_as("failed", None)
+            self._end_as("failed", None)
         self._drain_and_log()
 
     def _drain_and_raise(self) -> None:
@@ -282,29 +263,17 @@ class Attempt:
         if not drained:
             _log.error("the last save was not finished in time; newest checkpoint: %s", self.saver.newest)
 
-    def _give_up_as(self, outcome: str, code: int | None) -> None:
+    def _end_as(self, outcome: str, code: int | None) -> None:
         self.outcome, self.code = outcome, code
-
-    def _started(self, url: str) -> Event:
-        choice = self.opened.choice
-        manifest = None if choice is None else choice.candidate.manifest
-        return ev.RunStarted(
-            url=url,
-            run=self.opened.record.run,
-            attempt=self.opened.record.attempt,
-            step=self.loops.positions.total,
-            resumed_from=self.saver.lineage.resumed_from,
-            age_s=None if manifest is None else self.options.clock.wall() - manifest.created,
-            watching=self.watch.sources,
-        )
 
 
 def _start_watch(options: Options, fanout: Fanout, stack: ExitStack) -> Watch:
     grace_s = None if options.grace is None else options.grace.total_seconds()
     watch = Watch(detect(options.watch), emit=fanout.emit, clock=options.clock, grace_s=grace_s)
     signals = SignalWatch(report=watch.report, emit=fanout.emit, clock=options.clock, grace_s=grace_s)
-    signals.install()
-    stack.callback(signals.uninstall)
+    with child_deaths_deferred():  # exchanging a handler may run a pending one, DataLoader's raises
+        signals.install()
+    stack.callback(_uninstall, signals)
     for name in signals.sources:
         watch.add_source(name)
     watch.start()
@@ -312,33 +281,134 @@ def _start_watch(options: Options, fanout: Fanout, stack: ExitStack) -> Watch:
     return watch
 
 
-def _restore(
-    opened: Opened,
-    *,
-    options: Options,
-    tracker: Tracker,
-    emit: Callable[[Event], None],
-) -> SessionState:
+def _uninstall(signals: SignalWatch) -> None:
+    with child_deaths_deferred():
+        signals.uninstall()
+
+
+def _start_ledger(setting: _Setting, claimed: Claimed, progress: _Progress, stack: ExitStack) -> None:
+    """From the claim on, whatever happens is on record: also a start that fails."""
+    fanout = setting.fanout
+    ledger = Ledger(
+        setting.store,
+        claimed.record.attempt,
+        clock=setting.options.clock,
+        emit=fanout.emit,
+        step=progress,
+    )
+    fanout.add(ledger)
+    stack.callback(ledger.close)
+
+    def record_failed_start(_: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            outcome, code = _failed_start(error)
+            fanout.emit(ev.RunEnded(step=progress(), outcome=outcome, code=code, newest=None))
+
+    stack.push(record_failed_start)
+
+
+def _failed_start(error: BaseException) -> tuple[str, int | None]:
+    if isinstance(error, RestartLoop):
+        return STOPPED, EXIT_RESTART_LOOP
+    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), None
+
+
+def _restore(setting: _Setting, opened: Opened, *, emit: Callable[[Event], None]) -> SessionState:
     """Load the state into the tracked objects and give the session's own; fresh where there is none."""
+    tracker, clock = setting.tracker, setting.options.clock
     if opened.loaded is None:
-        if options.init_from is not None:
-            load_init_from(options.init_from, tracker=tracker, emit=emit)
+        if setting.options.init_from is not None:
+            load_init_from(setting.options.init_from, tracker=tracker, emit=emit)
         return SessionState(positions=Positions(), rng=None, values={}, nonfinite=tracker.nonfinite())
-    began = options.clock.monotonic()
+    began = clock.monotonic()
     state = SessionState.read(opened.loaded.session_values())
     tracker.restore(opened.loaded.saved)
     if state.rng is not None:
         state.rng.restore()
-    seconds = options.clock.monotonic() - began
-    emit(ev.RestoreFinished(checkpoint=str(opened.loaded.name), seconds=seconds))
+    emit(ev.RestoreFinished(checkpoint=str(opened.loaded.name), seconds=clock.monotonic() - began))
     return state
+
+
+def _assemble(
+    setting: _Setting,
+    opened: Opened,
+    state: SessionState,
+    *,
+    watch: Watch,
+    entered_at: float,
+    stack: ExitStack,
+) -> Attempt:
+    """Connect the parts; what has to be closed goes on `stack`."""
+    options, emit, positions = setting.options, setting.fanout.emit, state.positions
+    writer = WriterThread(setting.store, emit=emit, clock=options.clock)
+    stack.callback(writer.close)
+    activity = Activity()
+    activity.start()
+    stack.callback(activity.close)
+    saver = Saver(
+        tracker=setting.tracker,
+        writer=writer,
+        policy=options.policy,
+        keep=options.keep,
+        identity=setting.identity,
+        lineage=_lineage(opened, nonfinite=state.nonfinite),
+        clock=options.clock,
+        emit=emit,
+        last_step=positions.total,
+    )
+    points = SafePoints(
+        tracker=setting.tracker,
+        saver=saver,
+        watch=watch,
+        positions=positions,
+        activity=activity,
+        clock=options.clock,
+        emit=emit,
+        values=setting.values,
+        restored_rng=state.rng,
+        on_reclaim=options.on_reclaim,
+        exit_code=options.exit_code,
+        drain_timeout_s=options.drain_timeout.total_seconds(),
+        entered_at=entered_at,
+    )
+    loops = Loops(
+        engine=points,
+        positions=positions,
+        activity=activity,
+        modules=lambda: list(setting.tracker.modules),
+        on_stop=lambda loop, reason: emit(ev.LoopStopped(loop=loop, step=positions.total, reason=reason)),
+    )
+    stack.callback(loops.close)
+    return Attempt(
+        claimed=opened.claimed,
+        loops=loops,
+        points=points,
+        saver=saver,
+        watch=watch,
+        fanout=setting.fanout,
+        options=options,
+    )
 
 
 def _lineage(opened: Opened, *, nonfinite: frozenset[str]) -> Lineage:
     choice = opened.choice
     return Lineage(
-        record=opened.record,
+        record=opened.claimed.record,
         resumed_from=None if choice is None else choice.name,
         passed_over=frozenset() if choice is None else frozenset(choice.passed_over),
         nonfinite_before=nonfinite,
+    )
+
+
+def _started(setting: _Setting, opened: Opened, state: SessionState, watch: Watch) -> Event:
+    choice, record = opened.choice, opened.claimed.record
+    age_s = None if choice is None else setting.options.clock.wall() - choice.manifest.created
+    return ev.RunStarted(
+        url=setting.store.url,
+        run=record.run,
+        attempt=record.attempt,
+        step=state.positions.total,
+        resumed_from=None if choice is None else choice.name,
+        age_s=age_s,
+        watching=watch.sources,
     )
