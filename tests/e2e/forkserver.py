@@ -89,12 +89,20 @@ def wait(pid: int, timeout_s: float) -> int | None:
     return os.waitstatus_to_exitcode(status)
 
 
+def tell(answer: int | None) -> None:
+    """Write an answer; the first one, unasked, says that the server is there."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Serve until standard input ends."""
     gc.collect()
     gc.freeze()  # children do not copy what only the collector would touch
     torch.set_num_threads(1)
     children: set[int] = set()
+    answer: int | None = os.getpid()
+    tell(answer)
     for line in sys.stdin.buffer:
         request = json.loads(line)
         if request["do"] == "start":
@@ -103,8 +111,7 @@ def main() -> None:
             answer = wait(request["pid"], request["timeout_s"])
             if answer is not None:
                 children.discard(request["pid"])
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        tell(answer)
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

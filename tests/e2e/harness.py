@@ -184,6 +184,7 @@ class Bench:
         """The same command as ever."""
         self._starts += 1
         out = self.folder / f"start{self._starts}"
+        out.with_suffix(".log").touch()  # it may be killed before it can
         told = {"url": str(self.run), "out": str(out), **self.options, **options}
         launch = self.launcher.fresh if self.fresh else self.launcher.fork
         process = launch(

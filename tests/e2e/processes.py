@@ -65,6 +65,10 @@ class Launcher:
             cwd=ROOT,
             env={**os.environ, **ONE_THREAD},
         )
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline(), (
+            "the fork server did not start; see its words on standard error"
+        )
 
     def fork(self, script: Path, *, log: Path, environment: Mapping[str, str]) -> Process:
         """A child of the fork server: everything but the imports happens in it."""
@@ -101,7 +105,9 @@ class Launcher:
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
-        return json.loads(self._server.stdout.readline())
+        answer = self._server.stdout.readline()
+        assert answer, "the fork server is gone; its last words are on standard error"
+        return json.loads(answer)
 
 
 @contextmanager
