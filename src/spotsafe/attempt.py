@@ -7,7 +7,7 @@ is always the one that matters most: the body's own exception, else the reclaim,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from spotsafe.errors import (
     SaveFailed,
     SpotsafeError,
     StateMismatch,
+    StorageError,
     Superseded,
 )
 from spotsafe.events import Event, Fanout
@@ -149,9 +150,10 @@ class Attempt:
 
     # -- in between ---
 
-    def tracked_more(self) -> None:
+    def tracked_more(self, names: Collection[str]) -> None:
         """`run.track` was called."""
         self.points.activity.track(self.points.tracker.optimizers)
+        self.saver.tracked_more(names)
 
     def save(self, metrics: Mapping[str, float]) -> None:
         """Save at the next safe point; outside a loop the present is one, unless a body was left in the middle."""
@@ -159,6 +161,7 @@ class Attempt:
             return  # the final save is made; what came after it is repeated after the resume
         self.points.ask(metrics)
         if not self.loops.active:
+            self.loops.judge()  # a checkpoint without what is tracked later would be the newest, and unusable
             with child_deaths_deferred():
                 self.points.save_asked(whole=not self.loops.body_open)
 
@@ -210,12 +213,16 @@ class Attempt:
             self._drain_and_raise()
             self._end_as("reclaimed", None)
             return
-        self.loops.judge_if_nothing_ran()
         finished = self.loops.all_ended
-        if finished:
-            self.points.save_end()
-        else:
-            self.points.save_left()
+        try:
+            self.loops.judge()
+            if finished:
+                self.points.save_end()
+            else:
+                self.points.save_left()
+        except BaseException:
+            self._drain_and_log()
+            raise
         self._drain_and_raise()
         if not finished and notice is not None and self.options.on_reclaim == "exit":
             self._end_as("reclaimed", self.options.exit_code)
@@ -300,9 +307,13 @@ def _start_ledger(setting: _Setting, claimed: Claimed, progress: _Progress, stac
     stack.callback(ledger.close)
 
     def record_failed_start(_: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            outcome, code = _failed_start(error)
-            fanout.emit(ev.RunEnded(step=progress(), outcome=outcome, code=code, newest=None))
+        if error is None:
+            return
+        if isinstance(error, RestartLoop):  # Python prints no message of a SystemExit with a code
+            fanout.emit(ev.Warned(message=str(error)))
+        outcome, code = _failed_start(error)
+        newest = claimed.record.resumed_from
+        fanout.emit(ev.RunEnded(step=progress(), outcome=outcome, code=code, newest=newest))
 
     stack.push(record_failed_start)
 
@@ -310,7 +321,9 @@ def _start_ledger(setting: _Setting, claimed: Claimed, progress: _Progress, stac
 def _failed_start(error: BaseException) -> tuple[str, int | None]:
     if isinstance(error, RestartLoop):
         return STOPPED, EXIT_RESTART_LOOP
-    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), None
+    # A store that does not answer says nothing about the program: three such starts are no restart loop.
+    ill = isinstance(error, KeyboardInterrupt | StorageError)
+    return "interrupted" if ill else "failed", None
 
 
 def _restore(setting: _Setting, opened: Opened, *, emit: Callable[[Event], None]) -> SessionState:

@@ -210,8 +210,8 @@ class Loops:
         feeds = [loop.feed.epoch for loop in self.active if loop.feed is not None]
         return (epochs or feeds or [0])[-1]
 
-    def judge_if_nothing_ran(self) -> None:
-        """The block ends: what the first body would have judged is judged now."""
+    def judge(self) -> None:
+        """Everything is tracked by now, although no body has begun: what the first one would judge is judged."""
         self._judge()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -60,12 +61,22 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("resume", self.resume, get_args(Resume))
         _one_of("on_reclaim", self.on_reclaim, get_args(OnReclaim))
+        _is_a("init_from", self.init_from, InitFrom | None, "a url or an InitFrom")
+        _is_a("exit_code", self.exit_code, int, "a number from 0 to 255")
         if isinstance(self.exit_code, bool) or not 0 <= self.exit_code <= 255:
             raise ValueError(f"exit_code= is a number from 0 to 255, got {self.exit_code!r}")
+        _is_a("grace", self.grace, timedelta | None, "a timedelta")
         if self.grace is not None and self.grace < timedelta(0):
             raise ValueError(f"grace= cannot be negative, got {self.grace}")
+        _is_a("drain_timeout", self.drain_timeout, timedelta, "a timedelta")
         if self.drain_timeout < timedelta(0):
             raise ValueError(f"drain_timeout= cannot be negative, got {self.drain_timeout}")
+        _is_a("restart_limits", self.restart_limits, Limits, "a Limits")
+        for option in ("strict", "takeover"):
+            _is_a(option, getattr(self, option), bool, "True or False")
+        for sink in self.events:
+            if not callable(getattr(sink, "emit", None)):
+                raise TypeError(f"events= holds {sink!r}, which is no EventSink (it needs emit)")
 
 
 OPTION_NAMES = frozenset(
@@ -129,6 +140,11 @@ def _watch(value: Any) -> Literal["auto"] | tuple[Watcher, ...] | None:
                 f"watch= holds {watcher!r}, which is no Watcher (it needs name, interval_s, poll, close)"
             )
     return watchers
+
+
+def _is_a(option: str, value: object, kind: type | types.UnionType, words: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{option}= is {words}, got {value!r}")
 
 
 def _one_of(option: str, value: object, allowed: tuple[object, ...]) -> None:

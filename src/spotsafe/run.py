@@ -243,7 +243,7 @@ class Run:
         self._running  # noqa: B018 - raises if the run is not entered
         for name, obj in tracked.items():
             self._tracker.add(name, obj)
-        self._running.tracked_more()
+        self._running.tracked_more(tracked)
 
     def save(self, *, metrics: Mapping[str, float] | None = None) -> None:
         """Save at the end of this body; outside a loop, now.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 from spotsafe import events
 from spotsafe.activity import Activity
 from spotsafe.clock import Clock
-from spotsafe.errors import EXIT_RECLAIMED, Reclaimed
+from spotsafe.errors import EXIT_RECLAIMED, Reclaimed, SaveFailed
 from spotsafe.events import Event
 from spotsafe.policy.deadline import Plan, Situation, plan
 from spotsafe.positions import Positions
@@ -101,7 +102,7 @@ class SafePoints:
     def mark_safe(self) -> None:
         """Remember this moment."""
         self._moment = _Moment(
-            rng=capture_rng(), buffers=self.tracker.buffers_mark(), step=self.positions.total
+            rng=self._rng_now(), buffers=self.tracker.buffers_mark(), step=self.positions.total
         )
 
     def before_unsafe_commit(self) -> None:
@@ -125,6 +126,7 @@ class SafePoints:
         """Inside a long phase: the last safe point if it is still whole, else what is already staged."""
         notice = self.watch.notice
         assert notice is not None, "interrupted without a notice"
+        self._take_results()
         self._leave(notice, self._save_last_safe)
 
     # -- what the run asks for ---
@@ -143,12 +145,12 @@ class SafePoints:
 
     def save_end(self) -> None:
         """All loops came to their ends: save what there is now, unless exactly that is saved."""
-        if self._unsaved_steps or self._asked is not None or self._changed_since_save():
+        if self._settled() and (self._unsaved_steps or self._asked is not None or self._changed_since_save()):
             self._save_now("end")
 
     def save_left(self) -> None:
         """A loop was left early: save the last safe point if it can be had and is not saved."""
-        if self._unsaved_steps or self._asked is not None:
+        if self._settled() and (self._unsaved_steps or self._asked is not None):
             self._save_last_safe("left")
 
     @property
@@ -174,7 +176,7 @@ class SafePoints:
 
     @property
     def _unsaved_steps(self) -> int:
-        return max(0, self.positions.total - self.saver.last_step)
+        return max(0, self.positions.total - self.saver.held_step)
 
     def _reason_to_save(self, *, epoch_ended: bool) -> str | None:
         if self._asked is not None:
@@ -191,7 +193,7 @@ class SafePoints:
         """Save the state of now, which is a safe point."""
         wait_s = None if reason == "interval" else self._time_to_drain_s()
         with child_deaths_deferred():
-            session = self._session(rng=capture_rng(), positions=self.positions.to_state())
+            session = self._session(rng=self._rng_now(), positions=self.positions.to_state())
             if self.saver.save(
                 session, step=self.positions.total, reason=reason, metrics=self._asked, wait_s=wait_s
             ):
@@ -201,7 +203,7 @@ class SafePoints:
     def _save_last_safe(self, reason: str) -> None:
         """Save the last safe point, if what it consists of is untouched since."""
         moment = self._moment
-        if self.activity.stepped or self.tracker.buffers_mark() != moment.buffers:
+        if self.activity.stepped or self.tracker.buffers_moved(moment.buffers):
             return
         positions = moment.positions if moment.positions is not None else self.positions.to_state()
         with child_deaths_deferred():
@@ -214,6 +216,17 @@ class SafePoints:
                 wait_s=self._time_to_drain_s(),
             )
             self._asked = None
+
+    def _settled(self) -> bool:
+        """Wait for what is in flight: only then is it known what is saved. False if that takes too long."""
+        drained = self.drain()
+        self.saver.poll()
+        return drained
+
+    def _rng_now(self) -> RngSnapshot:
+        """The generators; before the program is back in the loop it was in, as they will be there."""
+        ahead = self.restored_rng if self.positions.resume_at is not None else None
+        return ahead or capture_rng()
 
     def _session(self, *, rng: RngSnapshot, positions: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -228,7 +241,7 @@ class SafePoints:
         saved = self._saved
         if saved is None:
             return False
-        return bool(self._plain_now() != saved.plain) or self.tracker.buffers_mark() != saved.buffers
+        return bool(self._plain_now() != saved.plain) or self.tracker.buffers_moved(saved.buffers)
 
     def _plain_now(self) -> Any:
         return self.tracker.encode({"positions": self.positions.to_state(), "values": self.values})
@@ -242,16 +255,37 @@ class SafePoints:
         self.leaving = True
 
     def _act_on(self, notice: ReclaimNotice, save: Callable[[str], None]) -> None:
+        """A save whose time was never measured is asked about again when the one in flight is done."""
+        for _ in range(2):
+            decision = plan(self._situation(notice))
+            if decision is Plan.SAVE:
+                self._save_or_tell(save)
+                return
+            if decision is Plan.NOTHING:
+                return
+            self.drain()
+            self._take_results()
+
+    def _situation(self, notice: ReclaimNotice) -> Situation:
         cost = self.saver.cost
-        situation = Situation(
+        return Situation(
             seconds_left=notice.seconds_left(self.clock.monotonic()),
             save_s=None if cost is None else cost.blocking_s + cost.write_s,
             in_flight=self.saver.busy,
             finish_in_flight_s=self.saver.rest_of_flight_s,
             unsaved_steps=self._unsaved_steps + (self._asked is not None),
         )
-        if plan(situation) is Plan.SAVE:
+
+    def _save_or_tell(self, save: Callable[[str], None]) -> None:
+        """The exit code of a reclaim is worth more than the error: the launcher has to start this again."""
+        try:
             save("notice")
+        except Exception as error:  # noqa: BLE001 - see above
+            self.saver.note_failure(error, step=self.positions.total)
+
+    def _take_results(self) -> None:
+        with contextlib.suppress(SaveFailed):  # it is in `run.failures`; the machine goes anyway
+            self.saver.poll()
 
     def _time_to_drain_s(self) -> float:
         notice = self.watch.notice

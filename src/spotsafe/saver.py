@@ -5,8 +5,8 @@ When to save is `policy.interval`'s decision and what a moment is `safepoint`'s;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spotsafe import events
@@ -53,13 +53,16 @@ class Saver:
     clock: Clock
     emit: Callable[[Event], None]
     last_step: int
-    """Step of the newest state that is saved, staged or restored."""
+    """Step of the newest state that was staged or restored: where the policy counts from."""
     failures: list[str] = field(default_factory=list)
     """One line for each save of this attempt that failed."""
     newest: str | None = None
     """Name of the newest checkpoint that this attempt published."""
     cost: SaveCost | None = None
     """What the last published save cost."""
+    held_step: int = field(init=False)
+    """Step of the newest state that a checkpoint holds, or will when the save in flight is published."""
+    _durable_step: int = field(init=False)
     _plans: PlanCache = field(default_factory=PlanCache)
     _arena: Arena | None = None
     _saves: int = 0
@@ -73,6 +76,7 @@ class Saver:
     def __post_init__(self) -> None:
         self._last_time = self.clock.monotonic()
         self.newest = self.lineage.resumed_from
+        self.held_step = self._durable_step = self.last_step
 
     # -- deciding ---
 
@@ -106,6 +110,12 @@ class Saver:
 
     # -- doing ---
 
+    def tracked_more(self, names: Collection[str]) -> None:
+        """State was tracked late: what is not finite in it now was so when it came."""
+        if self.lineage.resumed_from is None:
+            before = self.lineage.nonfinite_before | self.tracker.nonfinite(names)
+            self.lineage = replace(self.lineage, nonfinite_before=before)
+
     def save(
         self,
         session: Mapping[str, Any],
@@ -134,9 +144,10 @@ class Saver:
         began = self.clock.monotonic()
         name = CheckpointName(self.lineage.record.attempt, step, self._saves + 1, self.lineage.record.nonce)
         self._saves += 1
-        self.last_step, self._last_time, self._skip_said = step, began, False
         self.emit(events.SaveStarted(checkpoint=str(name), step=step, reason=reason))
         job, arena = self._stage(name, session, reason=reason, metrics=metrics or {})
+        self.last_step, self._last_time, self._skip_said = step, began, False
+        self.held_step = step
         blocked = self.clock.monotonic() - began
         self._blocked[name] = blocked
         self._submitted_at = began + blocked
@@ -164,6 +175,14 @@ class Saver:
         if self._in_a_row >= FAILURES_IN_A_ROW:
             self._in_a_row = 0
             self.raise_failures()
+
+    def note_failure(self, error: Exception, *, step: int) -> None:
+        """Count a save that failed before it came to the writer."""
+        line = f"step {step}: {type(error).__name__}: {error}"
+        self._in_a_row += 1
+        self._unreported += 1
+        self.failures.append(line)
+        self.emit(events.SaveFailed(checkpoint="", step=step, error=str(error)))
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is in flight; false if that took longer."""
@@ -224,11 +243,13 @@ class Saver:
         blocked = self._blocked.pop(result.name, 0.0)
         if result.published:
             self.newest = str(result.name)
+            self._durable_step = result.name.step
             self.cost = SaveCost(blocking_s=blocked, write_s=result.write_s)
             self._in_a_row = self._unreported = 0
             return
         if result.superseded_by is not None and result.error is None:
             return
+        self.held_step = self._durable_step  # one save at a time: nothing later is staged
         self._in_a_row += 1
         self._unreported += 1
         self.failures.append(f"{result.name}: {type(result.error).__name__}: {result.error}")

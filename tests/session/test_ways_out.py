@@ -256,7 +256,9 @@ def test_return_ends_the_loops_and_runs_the_code_behind_them(tmp_path: Path) -> 
     assert newest_step(tmp_path) == 2
 
 
-@pytest.mark.parametrize("error", [RuntimeError("DataLoader worker (pid 1) is killed"), BrokenPipeError("pipe")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("DataLoader worker (pid 1) is killed"), BrokenPipeError("pipe")]
+)
 def test_any_error_while_a_notice_is_pending_means_the_machine_goes(tmp_path: Path, error: Exception) -> None:
     """A dead worker is part of the reclaim: leave as reclaimed, with the error chained."""
     program = Program()
@@ -396,11 +398,12 @@ def test_three_failures_in_a_row_are_raised_at_once(tmp_path: Path) -> None:
         pytest.raises(spotsafe.SaveFailed),
         program.session(broken_store(tmp_path, broken=[True]), save_every=1) as run,
     ):
-        for step, batch in run.steps(program.loader, until=50):
+        for step, batch in run.steps(program.loader, until=500):
             program.train(step, batch)
-            if step:
-                program.sink.wait_for(ev.SaveFailed, count=min(step, 3))
-    assert len(program.seen) < 6
+            started = len(program.of(ev.SaveStarted))
+            program.sink.wait_for(ev.SaveFailed, count=started)
+    assert len(program.of(ev.SaveStarted)) == 3
+    assert len(program.seen) < 500
 
 
 def test_the_bodys_own_exception_wins_over_a_failed_save(
@@ -488,3 +491,34 @@ def test_leaving_waits_only_so_long_and_says_so(tmp_path: Path) -> None:
             run.close()
     finally:
         gate.set()
+
+
+def test_a_failed_save_leaves_its_steps_unsaved(tmp_path: Path) -> None:
+    """A notice in the evaluation right behind it saves that safe point again, and loses nothing."""
+    broken = [True]
+    program = Program()
+    with (
+        pytest.raises(spotsafe.Reclaimed),
+        program.session(broken_store(tmp_path, broken=broken), save_every=3) as run,
+    ):
+        for step, batch in run.steps(program.loader, until=6):
+            if step == 3:
+                program.sink.wait_for(ev.SaveFailed)
+                broken[0] = False
+                for _ in run.interruptible(range(3)):
+                    Announcer(run).notice()
+            program.train(step, batch)
+    assert program.checkpoint_steps() == [3]
+    assert newest_step(tmp_path) == 3
+
+
+def test_a_failed_last_save_is_made_up_for_at_the_end(tmp_path: Path) -> None:
+    """The store is well again when the block ends: nothing is lost and nothing is raised."""
+    broken = [True]
+    program = Program()
+    with program.session(broken_store(tmp_path, broken=broken), save_every=6) as run:
+        train(program, run)
+        program.sink.wait_for(ev.SaveFailed)
+        broken[0] = False
+    assert program.checkpoint_steps() == [6]
+    assert program.of(ev.RunEnded)[0].outcome == "finished"
