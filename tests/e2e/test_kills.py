@@ -12,10 +12,13 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from itertools import cycle
+from pathlib import Path
 
 import pytest
 
+from tests.e2e import harness
 from tests.e2e.harness import Bench, Record
+from tests.e2e.processes import Launcher
 from tests.proof import record as write_down
 
 MakeBench = Callable[..., Bench]
@@ -62,6 +65,8 @@ class Campaign:
         for event in cycle(events):
             if self.hits[kind] >= wanted:
                 return
+            if kind != "in_save" and self.bench.newest is None:  # nothing to resume from yet
+                self._count(self.bench.start(kill_at="CheckpointPublished").end(), "aimed")
             count = self._random.randint(1, 4) if kind == "in_save" else 1
             self._count(self.bench.start(kill_at=f"{event}:{count}").end(), "aimed")
 
@@ -99,17 +104,14 @@ def test_killed_at_any_instant(make_bench: MakeBench, reference: Record, kills: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.prove)])
-def test_new_interpreters_killed_at_any_instant(make_bench: MakeBench, kills: int) -> None:
-    """The same with `python train.py`, whose life begins with seconds of imports."""
+def test_new_interpreters_killed_at_any_instant(launcher: Launcher, tmp_path: Path, kills: int) -> None:
+    """The same with `python train.py`, whose life begins with seconds of imports; so it trains for seconds, too."""
+    whole = harness.uninterrupted(launcher, tmp_path / "whole", until=100)
 
     def fresh(name: str) -> Bench:
-        bench = make_bench(name)
-        bench.fresh = True
-        return bench
+        return Bench(launcher, tmp_path / name, {"until": 100}, reference=whole, fresh=True)
 
-    bench = fresh("whole")
-    whole = bench.finish()
-    campaign = Campaign(fresh, seed=kills, life_s=whole.seconds)
+    campaign = Campaign(fresh, seed=kills, life_s=fresh("fresh").finish().seconds)
     while campaign.hits["uniform"] < kills:
         campaign.kill_at_any_instant()
     campaign.finish()
