@@ -25,11 +25,14 @@ def open_store(
         deadline: see `RetryingStore`.
 
     Raises:
+        TypeError: neither a path, nor a url, nor a `Store`.
         ValueError: the url's protocol is unknown.
         StorageNotFolder: the path is a file.
         StorageError: the package for the protocol is not installed, or the place cannot be looked at.
     """
     if not isinstance(target, (str, os.PathLike)):
+        if not isinstance(target, Store):
+            raise TypeError(f"the url of a run is a path, an fsspec url or a Store, got {target!r}")
         return target
     text = os.fspath(target)
     path = local_path(text)

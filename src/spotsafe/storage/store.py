@@ -9,7 +9,7 @@ look" (`StorageUnavailable`, `StorageRefused`). When a writing call returns, the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -21,6 +21,7 @@ class Entry:
     """Bytes."""
 
 
+@runtime_checkable
 class Store(Protocol):
     """Objects under one root. Safe to use from several threads."""
 
