@@ -331,8 +331,9 @@ class Loops:
             return  # what was interrupted is repeated after the resume, never half counted
         self._refuse_look_ahead()
         if self._commit(loop, feed=feed, batches=batches, steps=steps):
-            at_end = epoch_ended or bool(feed is not None and feed.ended)
-            self.engine.at_safe_point(epoch_ended=at_end)
+            # Inside an epochs-loop the epoch ends with its tail.
+            pass_ended = loop.enclosing is None and feed is not None and feed.ended
+            self.engine.at_safe_point(epoch_ended=epoch_ended or pass_ended)
 
     def _closed_early(
         self, loop: Loop, *, feed: Feed | None = None, batches: int = 0, steps: int = 1

@@ -158,7 +158,7 @@ def epochs_of(program: Program, run: spotsafe.Run, count: int) -> None:
 @pytest.mark.parametrize(
     ("save_every", "steps"),
     [
-        (1, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (1, [1, 2, 3, 4, 5, 6, 7, 8, 8]),  # the last step, and the end of its epoch
         (3, [3, 6, 8]),
         ("epoch", [4, 8]),
         (None, [8]),
@@ -172,7 +172,27 @@ def test_save_every_decides_at_which_steps(save_every: Any, steps: list[int]) ->
     program = Program()
     with program.session(MemoryStore(), save_every=save_every) as run:
         epochs_of(program, run, 2)
-    assert sorted(set(program.checkpoint_steps())) == steps
+    assert program.checkpoint_steps() == steps
+
+
+def test_every_epoch_saves_once_an_epoch_behind_its_tail() -> None:
+    """Not at the last step too: what the tail changed is in it, and no checkpoint is written for nothing."""
+    store = MemoryStore()
+    program = Program()
+    with pytest.raises(Cut), program.session(store, save_every="epoch") as run:
+        for epoch in run.epochs(3):
+            for step, batch in run.steps(program.loader):
+                program.train(step, batch)
+            if epoch == 2:
+                raise Cut
+            run.values["tail"] = epoch
+    assert program.checkpoint_steps() == [4, 8]
+    with Program().session(store) as run:
+        assert run.values == {"tail": 1}
+    flat = Program()
+    with flat.session(MemoryStore(), save_every="epoch") as run:
+        train(flat, run, 10)
+    assert flat.checkpoint_steps() == [4, 8, 10]
 
 
 @pytest.mark.parametrize(
