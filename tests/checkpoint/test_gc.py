@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from spotsafe.checkpoint.verify import verify
 from spotsafe.errors import StorageError, StorageRefused, StorageUnavailable
 from spotsafe.events import CheckpointRetired, DeleteRefused, Warned
 from spotsafe.policy.retention import latest
+from spotsafe.storage.local import LocalStore
 from spotsafe.storage.store import Store
 from spotsafe.testing.faults import CountingStore, FailingStore
 from spotsafe.testing.memory import MemoryStore
@@ -346,8 +349,39 @@ def test_sweep_reads_no_manifest_of_an_emptied_folder() -> None:
     gc.apply_retention(store, attempt=2, retention=TWO, on_event=RecordingSink().emit)
     counting = CountingStore(store)
     gc.sweep(counting, attempt=2, on_event=RecordingSink().emit)
-    assert len(counting.operations) == 1
+    assert [operation.name for operation in counting.operations] == ["list", "names"]
     assert len(names) == 5
+
+
+def test_sweep_removes_a_first_file_that_was_never_finished(tmp_path: Path) -> None:
+    """A save killed inside its first file left nothing that a listing shows, but perhaps many gigabytes."""
+    store = LocalStore(str(tmp_path))
+    Attempt(store).save(1)
+    folders = [CheckpointName(attempt, 9, 9, "00000000").folder for attempt in (1, 2)]
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / ".tmp-0123456789abcdef").write_bytes(b"begun")
+    assert gc.sweep(store, attempt=2, on_event=RecordingSink().emit) == []
+    assert not (tmp_path / folders[0]).exists()
+    assert (tmp_path / folders[1]).exists(), "this attempt's own are left alone"
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(StorageRefused("no"), False), (StorageUnavailable("no"), True)]
+)
+def test_sweep_goes_on_where_an_unfinished_file_is_not_given_up(error: StorageError, raised: bool) -> None:
+    """It is reported; only a store that does not answer ends the sweep."""
+
+    class Hiding(FailingStore):
+        def names(self, folder: str) -> list[str]:
+            return [*super().names(folder), str(CheckpointName(1, 9, 9, "00000000")), "no checkpoint"]
+
+    store, _ = published([1], [2])
+    sink = RecordingSink()
+    hiding = Hiding(store, fail=lambda name, path, number: error if name == "abort_uploads" else None)
+    with pytest.raises(StorageUnavailable) if raised else nullcontext():
+        gc.sweep(hiding, attempt=2, on_event=sink.emit)
+    assert len(sink.of(DeleteRefused)) == (not raised)
 
 
 @pytest.mark.parametrize("error", [StorageRefused("no"), StorageError("odd")])

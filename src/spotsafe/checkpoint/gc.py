@@ -7,7 +7,7 @@ garbage and is reported; it never makes a save fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Container, Iterable, MutableMapping
 from dataclasses import dataclass
 
 from spotsafe.checkpoint.candidates import Candidate, by_folder, missing_from, read_candidate
@@ -131,7 +131,8 @@ def sweep(store: Store, *, attempt: int, on_event: Emit) -> list[CheckpointName]
         StorageError: the store could not say what is there, or stopped answering.
     """
     swept = []
-    for name, sizes in sorted(by_folder(store.list(CHECKPOINTS)).items()):
+    folders = by_folder(store.list(CHECKPOINTS))
+    for name, sizes in sorted(folders.items()):
         if name.attempt >= attempt or set(sizes) == {name.manifest}:
             continue
         marker = _decide(store, name, published=name.manifest in sizes)
@@ -139,7 +140,27 @@ def sweep(store: Store, *, attempt: int, on_event: Emit) -> list[CheckpointName]
             continue
         _delete_files(store, name, on_event=on_event, keep=frozenset(map(name.file, marker.in_use)))
         swept.append(name)
+    _abort_first_uploads(store, folders, attempt=attempt, on_event=on_event)
     return swept
+
+
+def _abort_first_uploads(
+    store: Store, listed: Container[CheckpointName], *, attempt: int, on_event: Emit
+) -> None:
+    """Of a save that was killed inside its first file nothing is listed, but that file may be a large one.
+
+    No name has to be decided: a writer that lives on and loses the file it is writing fails, and may try again.
+    """
+    for folder in store.names(CHECKPOINTS):
+        name = CheckpointName.parse(folder)
+        if name is None or name.attempt >= attempt or name in listed:
+            continue
+        try:
+            store.abort_uploads(name.folder)
+        except StorageUnavailable:
+            raise
+        except StorageError as error:
+            on_event(DeleteRefused(path=name.folder, error=str(error)))
 
 
 def discard(store: Store, name: CheckpointName, *, manifest_tried: bool, on_event: Emit) -> bool:
