@@ -13,7 +13,7 @@ from spotsafe.clock import Clock
 from spotsafe.errors import EXIT_RECLAIMED, Reclaimed, SaveFailed
 from spotsafe.events import Event
 from spotsafe.policy.deadline import Plan, Situation, plan
-from spotsafe.positions import Positions
+from spotsafe.positions import MANUAL, Positions
 from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.notice import ReclaimNotice
 from spotsafe.reclaim.watcher import Watch
@@ -93,6 +93,7 @@ class SafePoints:
         if self.restored_rng is not None:
             self.restored_rng.restore()
             self.restored_rng = None
+            self.tracker.arrived()
             self.mark_safe()
 
     def random_numbers_drawn(self) -> bool:
@@ -101,9 +102,7 @@ class SafePoints:
 
     def mark_safe(self) -> None:
         """Remember this moment."""
-        self._moment = _Moment(
-            rng=self._rng_now(), buffers=self.tracker.buffers_mark(), step=self.positions.total
-        )
+        self._mark(self._rng_now())
 
     def before_unsafe_commit(self) -> None:
         """Keep the positions of the last safe point before they move."""
@@ -138,7 +137,7 @@ class SafePoints:
     def save_asked(self, *, whole: bool) -> None:
         """Save at once what was asked for: the present if it is `whole`, else the last safe point."""
         if whole:
-            self.mark_safe()
+            self._mark(self._rng_to_go_on_from())
             self._save_now("asked")
         else:
             self._save_last_safe("asked")
@@ -193,7 +192,7 @@ class SafePoints:
         """Save the state of now, which is a safe point."""
         wait_s = None if reason == "interval" else self._time_to_drain_s()
         with child_deaths_deferred():
-            session = self._session(rng=self._rng_now(), positions=self.positions.to_state())
+            session = self._session(rng=self._rng_to_go_on_from(), positions=self.positions.to_state())
             if self.saver.save(
                 session, step=self.positions.total, reason=reason, metrics=self._asked, wait_s=wait_s
             ):
@@ -222,6 +221,19 @@ class SafePoints:
         drained = self.drain()
         self.saver.poll()
         return drained
+
+    def _mark(self, rng: RngSnapshot) -> None:
+        self._moment = _Moment(rng=rng, buffers=self.tracker.buffers_mark(), step=self.positions.total)
+
+    def _rng_to_go_on_from(self) -> RngSnapshot:
+        """The generators at the end of the last body: a resume begins there and runs again what lies behind it.
+
+        Code between two loops then draws what it drew, such as the first weights of a head. A loop of the
+        program's own has no place to come back to: there it is the generators of now.
+        """
+        if self.positions.where in ("", MANUAL) or self._moment.positions is not None:
+            return self._rng_now()
+        return self._moment.rng
 
     def _rng_now(self) -> RngSnapshot:
         """The generators; before the program is back in the loop it was in, as they will be there."""

@@ -40,6 +40,8 @@ class Tracker:
         self._objects: dict[str, Any] = {}
         self._saved: SavedState | None = None
         self._restored: set[str] = set()
+        self._arrived = False
+        self._new: set[str] = set()
         self._warned: set[str] = set()
         self._watch = VersionWatch()
         self.skipped: list[str] = []
@@ -82,7 +84,14 @@ class Tracker:
         self._objects[name] = obj
         self._watch.forget()
         if self._saved is not None:
-            self._restore_late(name)
+            if self._arrived and name not in self._saved.state:
+                self._new.add(name)
+            try:
+                self._restore_late(name)
+            except BaseException:  # whoever corrects the object may track it again
+                del self._objects[name]
+                self._restored.discard(name)
+                raise
 
     def _check_name(self, name: str, *, from_state: bool) -> None:
         if type(name) is not str or not name:
@@ -219,7 +228,7 @@ class Tracker:
         if name not in state:
             known = ", ".join(list(state)[:_SHOWN]) or "nothing"
             missing = f"{name}: tracked, but not in the checkpoint, which holds {known}"
-            return [missing] if self._strict else []
+            return [missing] if self._strict and name not in self._new else []
         if self._unowned_in(name, names):
             return []
         restoring = self._restoring(names, specs, Source({}))
@@ -287,7 +296,8 @@ class Tracker:
             return  # until the last of its parameters has a name
         self._restored.add(name)
         if name not in self._saved.state:
-            self.skipped.append(f"{name}: tracked, not in the checkpoint")
+            if name not in self._new:
+                self.skipped.append(f"{name}: tracked, not in the checkpoint")
             return
         restoring = self._restoring(names, _specs(self._saved), Source(self._saved.tensors))
         kinds.restore(self._objects[name], self._saved.state[name], name, restoring)
@@ -311,6 +321,14 @@ class Tracker:
             warn=self._warn_once,
             skipped=self.skipped,
         )
+
+    def arrived(self) -> None:
+        """The program has come to the end of the loop in which the checkpoint was taken, or goes on in it.
+
+        What it tracks from here on, for a later stage, may have been made after the checkpoint: it is restored
+        if it is there, and else stays as it was made.
+        """
+        self._arrived = True
 
     def judge(self) -> None:
         """Everything is tracked by now: refuse what has no owner, and free what the checkpoint held.

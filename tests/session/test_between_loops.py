@@ -1,0 +1,129 @@
+"""Code between and behind loops: a resume runs it again, and must find everything as it was then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import spotsafe
+from spotsafe.testing.memory import MemoryStore
+from tests.session.rig import Cut, Program
+
+Spot = Callable[[str], None]
+"""Called by a program at each place where it may be cut."""
+
+
+def killed_at(place: str) -> Spot:
+    def spot(name: str) -> None:
+        if name == place:
+            raise Cut
+
+    return spot
+
+
+def nowhere(name: str) -> None:
+    """Lets the program run to its end."""
+
+
+def attempt(
+    body: Callable[[Program, spotsafe.Run, Spot], None], store: MemoryStore, spot: Spot = nowhere
+) -> Program:
+    """One process of a program; saves are published before anything goes on."""
+    program = Program()
+    try:
+        with program.session(store, keep=20) as run:
+            body(program, run, spot)
+    except (Cut, spotsafe.Reclaimed):
+        pass
+    return program
+
+
+# -- two stages -------------------------------------------------------------------------------------------------
+
+
+def train(program: Program, run: spotsafe.Run, spot: Spot, stage: str, until: int) -> None:
+    for step, batch in run.steps(program.loader, until=until):
+        run.wait()
+        spot(f"{stage}{step}")
+        program.train(step, batch)
+    run.wait()
+
+
+def two_stages(program: Program, run: spotsafe.Run, spot: Spot, *, save: bool = False) -> None:
+    train(program, run, spot, "one", 3)
+    spot("between")
+    head = torch.nn.Linear(2, 1)  # draws its weights
+    other = torch.optim.SGD(head.parameters(), lr=0.1)
+    run.track(head=head, other=other)
+    if save:
+        run.save()
+        run.wait()
+    spot("behind")
+    for step in run.range(4):
+        run.wait()
+        spot(f"two{step}")
+        loss = head(torch.rand(3, 2)).square().mean()
+        other.zero_grad()
+        loss.backward()
+        other.step()
+        program.seen.append((100 + step, [], loss.item().hex()))
+
+
+def two_stages_saved_between(program: Program, run: spotsafe.Run, spot: Spot) -> None:
+    two_stages(program, run, spot, save=True)
+
+
+@pytest.mark.parametrize("body", [two_stages, two_stages_saved_between])
+@pytest.mark.parametrize("place", ["one1", "one2", "between", "behind", "two0", "two1", "two3"])
+def test_state_of_a_second_stage_is_made_when_it_begins(
+    body: Callable[[Program, spotsafe.Run, Spot], None], place: str
+) -> None:
+    """Wherever it is cut: what is tracked late is new, or restored; its first weights are drawn as they were."""
+    whole = attempt(body, MemoryStore())
+    store = MemoryStore()
+    first = attempt(body, store, killed_at(place))
+    second = attempt(body, store)
+    start = len(whole.seen) - len(second.seen)
+    assert start <= len(first.seen)
+    assert first.seen == whole.seen[: len(first.seen)]
+    assert second.seen == whole.seen[start:]
+    assert second.weights() == whole.weights()
+
+
+def test_what_is_tracked_in_a_stage_that_was_reached_is_asked_for() -> None:
+    """A program that leaves it out is refused, before anything is saved."""
+    store = MemoryStore()
+    first = Program()
+    with pytest.raises(Cut), first.session(store) as run:
+        run.track(ema=torch.ones(2))
+        train(first, run, nowhere, "one", 3)
+        raise Cut
+    second = Program()
+    with pytest.raises(spotsafe.StateMismatch, match=r"run\.track\(ema="), second.session(store) as run:
+        train(second, run, nowhere, "one", 3)
+    assert second.checkpoint_steps() == []
+
+
+# -- behind the last loop -----------------------------------------------------------------------------------------
+
+
+def test_code_behind_the_last_loop_draws_the_same_again() -> None:
+    """A finished run is started again, or goes on to a larger limit: its generators are those of the loop's end."""
+
+    def program(store: MemoryStore, until: int, *, draw: bool = True) -> list[float]:
+        torch.manual_seed(1)
+        drawn = []
+        with spotsafe.session(store, watch=None, save_every=2) as run:
+            for _ in run.range(until):
+                drawn.append(torch.rand(()).item())
+            if draw:
+                run.values["behind"] = torch.rand(()).item()
+                drawn.append(run.values["behind"])
+        return drawn
+
+    store = MemoryStore()
+    first = program(store, 3)
+    assert program(store, 3) == first[3:]
+    assert program(store, 5) == program(MemoryStore(), 5)[3:]
