@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spotsafe.checkpoint.typed_scalars import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
 from spotsafe.tensors import kinds
 from spotsafe.tensors.context import Capturing, Restoring
@@ -94,7 +95,7 @@ class Tracker:
                 raise
 
     def _check_name(self, name: str, *, from_state: bool) -> None:
-        if type(name) is not str or not name:
+        if type(name) is not str or not name or not is_text(name):
             raise ValueError(f"state needs a name, not {name!r}")
         if name in self._objects:
             raise ValueError(f"{name} is tracked already; choose another name")

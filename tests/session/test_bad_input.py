@@ -252,6 +252,18 @@ def test_a_checkpoint_that_vanishes_while_it_is_read_is_chosen_again() -> None:
         assert run.resumed_from == str(older)
 
 
+def test_a_claim_that_is_refused_stops_the_start() -> None:
+    """A folder that can be read but not written: said at once, with nothing restored and nothing left running."""
+    store, _, _ = run_of_two()
+    before, threads = dict(store.objects), set(threading.enumerate())
+    error = start_fails(
+        failing(store, "create", "attempts", spotsafe.StorageRefused), spotsafe.StorageRefused
+    )
+    assert "attempts/000002.json" in str(error)
+    assert store.objects == before
+    assert set(threading.enumerate()) == threads
+
+
 def test_a_ledger_that_cannot_be_written_stops_nothing() -> None:
     """It is evidence, not state: one warning, and the run trains and saves."""
     store = MemoryStore()

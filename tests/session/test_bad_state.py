@@ -14,6 +14,7 @@ from spotsafe import events as ev
 from spotsafe.testing.memory import MemoryStore
 from tests.session.places import attempts, run_of_two, start_fails, steps_there, train, trained
 from tests.session.rig import Program
+from tests.session.test_ways_out import Announcer
 
 
 class Stateful:
@@ -121,6 +122,25 @@ def test_a_failed_save_of_a_loop_of_ones_own_is_made_up_for() -> None:
         assert restored.state == {"a": 2}
 
 
+def test_state_that_cannot_be_encoded_at_a_notice_keeps_the_exit_code() -> None:
+    """The launcher has to start this again: 143, with the failure told and the checkpoint before it good."""
+    store = MemoryStore()
+    program, mine = Program(), Stateful({"a": 1})
+    with (
+        pytest.raises(spotsafe.Reclaimed) as caught,
+        program.session(store, save_every=2, mine=mine) as run,
+    ):
+        for step, batch in run.steps(program.loader, until=6):
+            program.train(step, batch)
+            run.wait()
+            if step == 2:
+                mine.state["a"] = print
+                Announcer(run).notice()
+    assert caught.value.code == 143
+    assert any("mine.a" in event.error or "mine['a']" in event.error for event in program.of(ev.SaveFailed))
+    assert steps_there(store) == [2]
+
+
 def test_a_state_dict_that_raises_keeps_its_own_error() -> None:
     """It is the program's own bug, shown as it is; earlier checkpoints stay."""
 
@@ -181,6 +201,7 @@ def test_a_keyword_that_is_no_state(options: dict[str, Any], message: str) -> No
         ({"watch": "aws"}, "watch="),
         ({"state": {"model": torch.nn.Linear(1, 1)}}, "both"),
         ({"state": {"": torch.nn.Linear(1, 1)}}, "name"),
+        ({"state": {"\udce9": torch.nn.Linear(1, 1)}}, "name"),
     ],
 )
 def test_an_option_that_means_nothing(options: dict[str, Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,27 @@ def test_a_notice_that_is_taken_back_stops_nothing(tmp_path: Path, monkeypatch: 
             program.train(step, batch)
     assert program.checkpoint_steps() == [3]
     assert program.of(ev.RunEnded)[0].outcome == "finished"
+
+
+def test_grace_is_the_time_that_is_really_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With none nothing new is begun, whatever the source promises; the newest checkpoint stays the newest."""
+    notice = tmp_path / "notice"
+    monkeypatch.setenv("SPOTSAFE_NOTICE_FILE", str(notice))
+    store = MemoryStore()
+    program = Program()
+    with (
+        pytest.raises(spotsafe.Reclaimed),
+        program.session(store, watch="auto", save_every=2, grace=timedelta(0)) as run,
+    ):
+        for step, batch in run.steps(program.loader, until=6):
+            program.train(step, batch)
+            run.wait()
+            if step == 2:
+                notice.write_text("60")
+                program.sink.wait_for(ev.NoticeReceived)
+    assert program.of(ev.NoticeReceived)[0].seconds_left == 0
+    assert steps_there(store) == [2]
+    assert program.of(ev.RunEnded)[0].newest == program.of(ev.CheckpointPublished)[0].checkpoint
 
 
 def test_aws_from_a_rebalance_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

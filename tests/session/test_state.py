@@ -237,6 +237,21 @@ def test_track_refuses_names_and_objects_twice() -> None:
         train(program, run)
 
 
+def test_an_object_that_did_not_fit_may_be_corrected() -> None:
+    """In a notebook the next cell tracks it again."""
+    store = MemoryStore()
+    trained(store, ema=torch.full((3,), 2.0))
+    program = Program()
+    with program.session(store) as run:
+        with pytest.raises(
+            spotsafe.StateMismatch, match=r"ema: saved float32 \[3\], program has float32 \[4\]"
+        ):
+            run.track(ema=torch.zeros(4))
+        run.track(ema=(ema := torch.zeros(3)))
+        assert ema.tolist() == [2.0] * 3
+        train(program, run)
+
+
 # -- tracked later --------------------------------------------------------------------------------------------------
 
 
