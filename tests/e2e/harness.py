@@ -53,6 +53,10 @@ class Record:
         """The events of one type."""
         return [one for one in self.events if one["event"] == event]
 
+    def saves(self, reason: str) -> list[int]:
+        """Steps of the saves that were begun for this reason."""
+        return [one["step"] for one in self.of("SaveStarted") if one["reason"] == reason]
+
     @property
     def started(self) -> dict[str, Any] | None:
         """`RunStarted`, if the process came so far."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from spotsafe.errors import EXIT_RECLAIMED
-from tests.e2e.harness import SCRIPTS, TRAIN, Attempt, Bench
+from tests.e2e.harness import SCRIPTS, TRAIN, Attempt, Bench, Record
 from tests.e2e.processes import Launcher, members, until
+from tests.proof import record as write_down
 
 pytestmark = pytest.mark.slow
 
@@ -81,12 +84,60 @@ def test_signalled_with_its_workers(make_bench: MakeBench, send: Callable[[list[
     until(lambda: not members(session[0]), what="the end of the workers", patience_s=GONE_S)
 
     assert record.status == EXIT_RECLAIMED, record.log
-    assert [one["step"] for one in record.of("SaveStarted") if one["reason"] == "notice"] == [6]
+    assert record.saves("notice") == [6]
     assert record.of("SaveFailed") == []
     assert bench.newest is not None
     assert bench.newest.step == 6
     assert [one["outcome"] for one in record.of("RunEnded")] == ["reclaimed"]
     assert bench.finish().steps[0].number == 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("signals", [6, pytest.param(40, marks=pytest.mark.prove)])
+def test_signalled_at_any_instant(
+    make_bench: MakeBench, reference: Record, workers: int, signals: int
+) -> None:
+    """Once the session has begun it leaves as reclaimed, with what was committed, wherever the signal found it."""
+    choose, outcomes, runs = random.Random(signals + workers), Counter[int](), 0
+    while outcomes[EXIT_RECLAIMED] < signals:
+        runs += 1
+        bench, status = make_bench(f"run{runs}", workers=workers), -1
+        while status and outcomes[EXIT_RECLAIMED] < signals:
+            attempt = bench.start()
+            if attempt.process.wait(choose.uniform(0, reference.seconds)) is None:
+                until(lambda pid=attempt.process.pid: os.getpgid(pid) == pid, what="its process group")
+                os.killpg(attempt.process.pid, signal.SIGTERM)
+            record = attempt.end()
+            until(lambda pid=attempt.process.pid: not members(pid), what="no orphan", patience_s=GONE_S)
+            status = record.status
+            outcomes[status] += 1
+            judge_left(bench, record)
+        if status:
+            bench.finish()
+        else:
+            bench.judge_end(record)
+    write_down(
+        f"SIGTERM at uniform instants, {workers} workers",
+        reclaimed=outcomes[EXIT_RECLAIMED],
+        before_or_after_the_session=outcomes[-signal.SIGTERM],
+        identical_runs=runs,
+    )
+
+
+def judge_left(bench: Bench, record: Record) -> None:
+    """Only outside the session a signal is the end; inside, no step that was made is lost."""
+    if record.status == EXIT_RECLAIMED:
+        assert record.started is not None
+        assert bench.newest is not None or not record.steps
+        done = record.steps[-1].number + 1 if record.steps else record.started["step"]
+        saved = 0 if bench.newest is None else bench.newest.step
+        # A worker that the signal found before it was in a group of its own has died of it, which may end the body
+        # that is running. That it happened shows in that nothing was saved for the notice.
+        died = bench.options["workers"] > 0 and not record.saves("notice")
+        assert saved <= done if died else saved == done, record.log
+    elif record.status:
+        assert record.status == -signal.SIGTERM, record.log
+        assert record.started is None or record.of("RunEnded")
 
 
 def run_handlers(launcher: Launcher, tmp_path: Path, program: str) -> tuple[int, str]:
