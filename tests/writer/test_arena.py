@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -74,6 +76,36 @@ def test_a_forked_child_does_not_hold_it() -> None:
     os.close(write_end)
     with os.fdopen(read_end, "rb") as answer:
         assert answer.read() == b"free"
+
+
+IN_CHILD = """
+import gc, mmap, os
+from spotsafe.writer.arena import Arena
+
+class Cycle:
+    pass
+
+gc.disable()
+size = 8 << 20
+arena, closed, cycle = Arena(size), Arena(size), Cycle()
+cycle.me, cycle.arena = cycle, arena
+del arena, cycle
+child = os.fork()
+if child == 0:
+    others = [mmap.mmap(-1, size) for _ in range(4)]  # the first ones lie where the arenas were
+    for other in others:
+        other[0] = 1
+    gc.collect()
+    closed.close()
+    os._exit(sum(other[0] for other in others))
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_unmaps_nothing() -> None:
+    """In a child other memory may lie where the arena was; letting go of the arena must not take it away."""
+    done = subprocess.run([sys.executable, "-c", IN_CHILD], capture_output=True, text=True, check=False)
+    assert done.returncode == 4, done.stderr
 
 
 def test_memory_is_taken_only_when_written() -> None:

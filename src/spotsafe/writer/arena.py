@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import os
+import weakref
 
 PAGE = 4096
+
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 class Arena:
@@ -37,12 +42,28 @@ class Arena:
         if hasattr(mmap, "MADV_DONTFORK"):
             # Loader workers are forked. One that outlives us must not hold this memory, nor disturb O_DIRECT.
             self._map.madvise(mmap.MADV_DONTFORK)
+            _maps.add(self._map)
+        self._pid = os.getpid()
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Give the memory back: at once, or as soon as the last array over it is gone."""
+        """Give the memory back: at once, or as soon as the last array over it is gone. Nothing in a forked child."""
+        if os.getpid() != self._pid:
+            return
         self.view.release()
         with contextlib.suppress(
             BufferError
         ):  # somebody still looks at it; the map goes with the last of them
             self._map.close()
+
+
+def _keep_in_child() -> None:
+    """A forked child does not have the memory. Unmapping it there would tear away what lies in its place by now.
+
+    That is what happens when the child's collector finds an arena in a cycle, so here none is ever let go of.
+    """
+    for one in list(_maps):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
