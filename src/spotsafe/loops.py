@@ -332,7 +332,7 @@ class Loops:
         self._refuse_look_ahead()
         if self._commit(loop, feed=feed, batches=batches, steps=steps):
             # Inside an epochs-loop the epoch ends with its tail.
-            pass_ended = loop.enclosing is None and feed is not None and feed.ended
+            pass_ended = bool(loop.enclosing is None and feed is not None and feed.ended)
             self.engine.at_safe_point(epoch_ended=epoch_ended or pass_ended)
 
     def _closed_early(
