@@ -14,7 +14,6 @@ from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt
 from spotsafe.checkpoint.candidates import Candidate, Listing, look
 from spotsafe.checkpoint.catalog import check_history, resolve, split_target
 from spotsafe.checkpoint.claim import claim, in_use
-from spotsafe.clock import Clock
 from spotsafe.errors import (
     CheckpointNotFound,
     DamagedCheckpoint,
@@ -84,9 +83,8 @@ def claim_attempt(
     _check_resume(store, options, choice)
     if choice is not None:
         _check_shapes(store, choice.candidate, tracker)
-    _check_in_use(
-        store, _records(store, listing.attempts[-1:], emit=emit), identity=identity, options=options
-    )
+    newest = _records(store, listing.attempts[-1:], emit=emit)
+    _check_in_use(store, newest, identity=identity, options=options, emit=emit)
     loop = _restart_loop(store, listing, choice, options=options, emit=emit)
     furthest = read_step(store, listing.highest) if listing.attempts else 0
     record = claim(
@@ -179,28 +177,34 @@ def _check_shapes(store: Store, candidate: Candidate, tracker: Tracker) -> None:
 
 
 def _check_in_use(
-    store: Store, newest: Sequence[AttemptRecord], *, identity: Identity, options: Options
+    store: Store,
+    newest: Sequence[AttemptRecord],
+    *,
+    identity: Identity,
+    options: Options,
+    emit: Callable[[Event], None],
 ) -> None:
     if not newest or options.takeover:
         return
     [previous] = newest
+    words = f"attempt {previous.attempt} of another job ({previous.job}, on {previous.host})"
+
+    def wait(seconds: float) -> None:
+        emit(Warned(message=f"{words} has recorded no end; looking for a while whether it is alive"))
+        options.clock.wait(threading.Event(), seconds)
+
     used = in_use(
         previous,
         ended=read_end(store, previous.attempt) is not None,
         identity=identity,
         is_running=is_running,
         read_heartbeat=lambda: read_heartbeat(store, previous.attempt),
-        wait=lambda seconds: _pause(options.clock, seconds),
+        wait=wait,
     )
     if used:
         raise RunInUse(
-            f"{store.url} is in use: attempt {previous.attempt} of another job ({previous.job}, on "
-            f"{previous.host}) is alive. Use another folder, stop it, or pass takeover=True"
+            f"{store.url} is in use: {words} is alive. Use another folder, stop it, or pass takeover=True"
         )
-
-
-def _pause(clock: Clock, seconds: float) -> None:
-    clock.wait(threading.Event(), seconds)
 
 
 def _restart_loop(

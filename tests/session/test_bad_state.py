@@ -450,6 +450,6 @@ def test_a_session_state_of_another_shape() -> None:
     write_checkpoint(store, tracker.capture(session={"positions": 3}))
     with (
         pytest.raises(spotsafe.StateMismatch, match="session state cannot be read"),
-        spotsafe.session(store, watch=None, x=torch.zeros(1)),
+        spotsafe.session(store, watch=None, x=torch.zeros(1), takeover=True),
     ):
         pytest.fail("it started")

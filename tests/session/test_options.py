@@ -19,6 +19,7 @@ from spotsafe.policy.restarts import Limits
 from spotsafe.storage.local import LocalStore
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.memory import MemoryStore
+from spotsafe.testing.sinks import RecordingSink
 from tests.session.places import attempts, manifests, run_of_two, start_fails, steps_there, train, trained
 from tests.session.rig import MANY_STARTS, Cut, Program
 
@@ -488,13 +489,14 @@ def watch_heartbeats(clock: ManualClock, thread: threading.Thread) -> None:
 
 
 def test_another_jobs_live_run_is_in_use(another_job: Callable[[], None]) -> None:
-    """Its heart beats while we watch: an error that names it, and no claim; the other is not disturbed."""
-    store, clock = MemoryStore(), ManualClock()
+    """Its heart beats while we watch, which is said: an error that names it, and no claim; it is not disturbed."""
+    store, clock, sink = MemoryStore(), ManualClock(), RecordingSink()
     with spotsafe.session(store, watch=None, clock=clock) as run:
         another_job()
-        thread, result = start_in_thread(Elsewhere(store), clock)
+        thread, result = start_in_thread(Elsewhere(store), clock, events=sink)
         watch_heartbeats(clock, thread)
         [error] = result
+        assert sum("whether it is alive" in event.message for event in sink.of(ev.Warned)) == 1
         assert isinstance(error, spotsafe.RunInUse)
         assert "takeover=True" in str(error)
         assert "attempt 1" in str(error)
