@@ -30,6 +30,7 @@ class _Moment:
 
     rng: RngSnapshot
     buffers: Any
+    plain: Any
     positions: Mapping[str, Any] | None = None
     """Set when the positions have moved on without a new safe point; else they are those of now."""
     step: int = 0
@@ -126,7 +127,7 @@ class SafePoints:
         notice = self.watch.notice
         assert notice is not None, "interrupted without a notice"
         self._take_results()
-        self._leave(notice, self._save_last_safe)
+        self._leave(notice, self._save_if_untouched)
 
     # -- what the run asks for ---
 
@@ -199,6 +200,14 @@ class SafePoints:
                 self._asked = None
                 self._saved = _Saved(plain=self._plain_now(), buffers=self.tracker.buffers_mark())
 
+    def _save_if_untouched(self, reason: str) -> None:
+        """Save the last safe point if nothing at all was touched since, a scheduler or a value neither.
+
+        The body is repeated after the resume: a scheduler that has stepped in it would step twice.
+        """
+        if self.tracker.plain_mark(self.values) == self._moment.plain:
+            self._save_last_safe(reason)
+
     def _save_last_safe(self, reason: str) -> None:
         """Save the last safe point, if what it consists of is untouched since."""
         moment = self._moment
@@ -223,7 +232,12 @@ class SafePoints:
         return drained
 
     def _mark(self, rng: RngSnapshot) -> None:
-        self._moment = _Moment(rng=rng, buffers=self.tracker.buffers_mark(), step=self.positions.total)
+        self._moment = _Moment(
+            rng=rng,
+            buffers=self.tracker.buffers_mark(),
+            plain=self.tracker.plain_mark(self.values),
+            step=self.positions.total,
+        )
 
     def _rng_to_go_on_from(self) -> RngSnapshot:
         """The generators at the end of the last body: a resume begins there and runs again what lies behind it.

@@ -13,6 +13,7 @@ from spotsafe.checkpoint.typed_scalars import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
 from spotsafe.tensors import kinds
 from spotsafe.tensors.context import Capturing, Restoring
+from spotsafe.tensors.marks import PlainMark, PlainWatch
 from spotsafe.tensors.optimizers import is_optimizer, parameters_of, restore_group_options
 from spotsafe.tensors.owners import Names, find_names, track_line
 from spotsafe.tensors.pause import collection_paused
@@ -45,6 +46,7 @@ class Tracker:
         self._new: set[str] = set()
         self._warned: set[str] = set()
         self._watch = VersionWatch()
+        self._plain_watch = PlainWatch()
         self.skipped: list[str] = []
 
     # -- what is tracked ---------------------------------------------------------------------------------------
@@ -84,6 +86,7 @@ class Tracker:
                 raise ValueError(f"{name} is tracked already, as {other}")
         self._objects[name] = obj
         self._watch.forget()
+        self._plain_watch.forget()
         if self._saved is not None:
             if self._arrived and name not in self._saved.state:
                 self._new.add(name)
@@ -129,6 +132,7 @@ class Tracker:
             UnsupportedState: something cannot be saved; the message names its path.
         """
         self._watch.forget()
+        self._plain_watch.forget()
         with collection_paused():
             names = self._names()
             self._refuse_unowned(names)
@@ -181,7 +185,12 @@ class Tracker:
     def buffers_moved(self, mark: BuffersMark) -> bool:
         """Whether one of these tensors changed, or was replaced, since `mark`."""
         self._watch.forget()
+        self._plain_watch.forget()
         return self.buffers_mark() != mark
+
+    def plain_mark(self, values: Mapping[str, Any]) -> PlainMark:
+        """A cheap mark of all other tracked state, and of the user's values; see `spotsafe.tensors.marks`."""
+        return self._plain_watch.mark((part for _, part in self._parts()), values)
 
     # -- owners of parameters ----------------------------------------------------------------------------------
 
