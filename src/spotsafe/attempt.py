@@ -392,6 +392,7 @@ def _assemble(
         on_stop=lambda loop, reason: emit(ev.LoopStopped(loop=loop, step=positions.total, reason=reason)),
     )
     stack.callback(loops.close)
+    stack.callback(saver.close)
     return Attempt(
         claimed=opened.claimed,
         loops=loops,

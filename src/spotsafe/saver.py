@@ -199,6 +199,12 @@ class Saver:
                 failures=recent,
             )
 
+    def close(self) -> None:
+        """Give back the memory that saves are staged in, unless one is still being written from it."""
+        if self._arena is not None and self.writer.idle:
+            self._arena.close()
+            self._arena = None
+
     # -- inside ---
 
     def _stage(

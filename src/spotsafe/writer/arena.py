@@ -50,10 +50,8 @@ class Arena:
         """Give the memory back: at once, or as soon as the last array over it is gone. Nothing in a forked child."""
         if os.getpid() != self._pid:
             return
-        self.view.release()
-        with contextlib.suppress(
-            BufferError
-        ):  # somebody still looks at it; the map goes with the last of them
+        with contextlib.suppress(BufferError):  # somebody still looks at it: it goes with the last of them
+            self.view.release()
             self._map.close()
 
 
