@@ -326,6 +326,15 @@ def test_a_run_that_saw_a_checkpoint_is_no_fresh_start() -> None:
     assert f"attempt 2 saw {newer}" in str(error)
 
 
+def test_a_damaged_record_and_no_checkpoint_is_no_fresh_start() -> None:
+    """The record might say that there was one: nobody knows, so a person has to look."""
+    store = MemoryStore()
+    with Program().session(store):
+        pass
+    flip(store, attempt_record(1))
+    assert attempt_record(1) in str(start_fails(store, spotsafe.DamagedCheckpoint))
+
+
 def test_an_attempt_that_saved_nothing_is_a_fresh_start() -> None:
     """A run that died before its first checkpoint begins again, under the same id."""
     store = MemoryStore()
