@@ -73,6 +73,8 @@ class SafePoints:
 
     def __post_init__(self) -> None:
         self._first_step = self.positions.total
+        if self.positions.resume_at == MANUAL:
+            self.tracker.arrived()
         self.mark_safe()
 
     # -- the Engine protocol -----------------------------------------------------------------------------------

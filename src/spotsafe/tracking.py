@@ -90,6 +90,7 @@ class Tracker:
         if self._saved is not None:
             if self._arrived and name not in self._saved.state:
                 self._new.add(name)
+                self._warn(f"{name} is not in the checkpoint, which is of before; it starts as it was made")
             try:
                 self._restore_late(name)
             except BaseException:  # whoever corrects the object may track it again
@@ -334,6 +335,8 @@ class Tracker:
 
     def arrived(self) -> None:
         """The program has come to the end of the loop in which the checkpoint was taken, or goes on in it.
+
+        In a loop of its own it is there at once.
 
         What it tracks from here on, for a later stage, may have been made after the checkpoint: it is restored
         if it is there, and else stays as it was made.

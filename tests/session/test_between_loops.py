@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import spotsafe
+from spotsafe import events as ev
 from spotsafe.testing.memory import MemoryStore
 from tests.session.rig import Cut, Program
 
@@ -104,6 +105,38 @@ def test_what_is_tracked_in_a_stage_that_was_reached_is_asked_for() -> None:
     with pytest.raises(spotsafe.StateMismatch, match=r"run\.track\(ema="), second.session(store) as run:
         train(second, run, nowhere, "one", 3)
     assert second.checkpoint_steps() == []
+
+
+def own_loops(program: Program, run: spotsafe.Run, spot: Spot) -> None:
+    def stage(name: str, until: int, optimizer: torch.optim.Optimizer) -> None:
+        while run.step < until:
+            spot(f"{name}{run.step}")
+            loss = program.model(torch.rand(3, 2)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            program.seen.append((run.step, [], loss.item().hex()))
+            run.safe_point()
+            run.wait()
+
+    stage("one", 3, program.optimizer)
+    spot("between")
+    second = torch.optim.Adagrad(program.model.parameters())
+    run.track(second=second)
+    stage("two", 6, second)
+
+
+@pytest.mark.parametrize(("place", "new"), [("one1", 0), ("between", 1), ("two3", 1), ("two4", 0)])
+def test_a_second_stage_of_loops_of_ones_own(place: str, new: int) -> None:
+    """Its optimizer may be in no checkpoint yet; that is said, since a program that was changed looks the same."""
+    whole = attempt(own_loops, MemoryStore())
+    store = MemoryStore()
+    attempt(own_loops, store, killed_at(place))
+    second = attempt(own_loops, store)
+    assert 0 < len(second.seen) < len(whole.seen)
+    assert second.seen == whole.seen[-len(second.seen) :]
+    assert second.weights() == whole.weights()
+    assert len([event for event in second.of(ev.Warned) if "starts as it was made" in event.message]) == new
 
 
 # -- behind the last loop -----------------------------------------------------------------------------------------
