@@ -43,6 +43,7 @@ class Tracker:
         self._saved: SavedState | None = None
         self._restored: set[str] = set()
         self._arrived = False
+        self._as_restored: dict[str, BuffersMark] = {}
         self._new: set[str] = set()
         self._warned: set[str] = set()
         self._watch = VersionWatch()
@@ -252,11 +253,12 @@ class Tracker:
             StateMismatch: something does not fit; nothing was changed, unless an object refused its state
             itself.
         """
-        self._saved, self._restored = saved, set()
+        self._saved, self._restored, self._as_restored = saved, set(), {}
         self._refuse(self.check(tensors=_specs(saved), state=saved.state))
         names = self._names()
         for name in self._objects:
             self._restore_one(name, names)
+        self._note_as_restored()
 
     def initialize(self, saved: SavedState, *, weights_only: bool) -> list[str]:
         """Give tracked objects the values that another run's checkpoint has under their names.
@@ -296,8 +298,10 @@ class Tracker:
         self._refuse(
             [problem for one in waiting for problem in self._problems(one, names, specs, self._saved.state)]
         )
+        written = self._written_since_restore()
         for one in waiting:
             self._restore_one(one, names)
+        self._note_as_restored(but=written)
         if isinstance(self._objects[name], torch.optim.lr_scheduler.LRScheduler):
             self._repeat_options(self._objects[name].optimizer, names)
 
@@ -312,6 +316,18 @@ class Tracker:
             return
         restoring = self._restoring(names, _specs(self._saved), Source(self._saved.tensors))
         kinds.restore(self._objects[name], self._saved.state[name], name, restoring)
+
+    def _written_since_restore(self) -> set[str]:
+        return {name for name, mark in self._as_restored.items() if self._mark_of(name) != mark}
+
+    def _note_as_restored(self, *, but: Collection[str] = ()) -> None:
+        """Mark all at once: objects may share tensors."""
+        assert self._saved is not None
+        names = (self._restored & self._saved.state.keys()) - set(but)
+        self._as_restored.update({name: self._mark_of(name) for name in names})
+
+    def _mark_of(self, name: str) -> BuffersMark:
+        return VersionWatch().mark(part for _, part in kinds.parts(self._objects[name], name))
 
     def _repeat_options(self, optimizer: torch.optim.Optimizer, names: Names) -> None:
         """A scheduler's constructor sets its optimizer's lr; made after the restore, it overwrote the saved one."""
@@ -342,6 +358,13 @@ class Tracker:
         if it is there, and else stays as it was made.
         """
         self._arrived = True
+        written = sorted(self._written_since_restore())
+        self._as_restored.clear()
+        if written:
+            self._warn(
+                f"{_listed(written, between=', ')}: written after the restore and before the loop goes on, so what "
+                "was trained is lost; set first values before the session, or only if run.resumed_from is None"
+            )
 
     def judge(self) -> None:
         """Everything is tracked by now: refuse what has no owner, and free what the checkpoint held.

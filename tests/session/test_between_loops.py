@@ -139,6 +139,41 @@ def test_a_second_stage_of_loops_of_ones_own(place: str, new: int) -> None:
     assert len([event for event in second.of(ev.Warned) if "starts as it was made" in event.message]) == new
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_first_values_set_after_the_restore_are_told(stage: int, guarded: bool) -> None:
+    """Code before a loop runs at each start: one that writes weights would undo the training, in silence."""
+
+    def body(program: Program, run: spotsafe.Run, spot: Spot) -> None:
+        if stage == 2:
+            train(program, run, spot, "one", 3)
+        if not guarded or run.resumed_from is None:
+            torch.nn.init.zeros_(program.model.second.weight)
+        for _ in run.range(3):
+            spot(f"two{run.step - 3 * (stage - 1)}")
+            program.model(torch.rand(4, 2)).square().mean().backward()
+            program.optimizer.step()
+            program.optimizer.zero_grad()
+            run.wait()
+
+    store = MemoryStore()
+    first = attempt(body, store, killed_at("two2"))
+    second = attempt(body, store)
+    told = [event.message for event in (first.of(ev.Warned) + second.of(ev.Warned))]
+    assert [message.split(":")[0] for message in told] == ([] if guarded else ["model"])
+
+
+def test_objects_that_share_tensors_are_not_told_of() -> None:
+    """Restoring one of them writes the other, which is no mistake of the program's."""
+    store = MemoryStore()
+    for until in (2, 4):
+        program = Program()
+        with program.session(store, bias=program.model.second.bias) as run:
+            run.track(late=program.model.mean)
+            train(program, run, nowhere, "one", until)
+    assert program.of(ev.Warned) == []
+
+
 # -- behind the last loop -----------------------------------------------------------------------------------------
 
 
