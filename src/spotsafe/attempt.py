@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spotsafe import events as ev
@@ -213,6 +213,7 @@ class Attempt:
             self._drain_and_raise()
             self._end_as("reclaimed", None)
             return
+        self.loops.leave_open()
         finished = self.loops.all_ended
         try:
             self.loops.judge()
@@ -338,8 +339,17 @@ def _restore(setting: _Setting, opened: Opened, *, emit: Callable[[Event], None]
     tracker.restore(opened.loaded.saved)
     if state.rng is not None:
         state.rng.restore()
+    state = replace(state, nonfinite=_still_nonfinite(state.nonfinite, tracker))
     emit(ev.RestoreFinished(checkpoint=str(opened.loaded.name), seconds=clock.monotonic() - began))
     return state
+
+
+def _still_nonfinite(before: frozenset[str], tracker: Tracker) -> frozenset[str]:
+    """Of what was not finite where the run began: what has recovered since would be a decay if it went again."""
+    if not before:
+        return before
+    now = tracker.nonfinite()
+    return frozenset(name for name in before if name in now or name.split(".")[0] not in tracker.names)
 
 
 def _assemble(

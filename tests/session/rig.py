@@ -84,7 +84,9 @@ class Program:
             "drain_timeout": timedelta(seconds=60),
         }
         tracked = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        return spotsafe.session(url if not hasattr(url, "__fspath__") else str(url), **{**defaults, **tracked, **options})
+        return spotsafe.session(
+            url if not hasattr(url, "__fspath__") else str(url), **{**defaults, **tracked, **options}
+        )
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return (self.model(batch["x"]) - batch["y"]).square().mean()
@@ -98,7 +100,9 @@ class Program:
         self.seen.append((step, batch["id"].tolist(), loss.item().hex()))
 
     def weights(self) -> list[float]:
-        return [value for parameter in self.model.state_dict().values() for value in parameter.flatten().tolist()]
+        return [
+            value for parameter in self.model.state_dict().values() for value in parameter.flatten().tolist()
+        ]
 
     def of(self, kind: type[ev.Event]) -> list[Any]:
         """The events of a type, in order."""

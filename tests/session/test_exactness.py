@@ -35,7 +35,7 @@ def nested(program: Program, run: spotsafe.Run) -> Iterator[None]:
         with torch.no_grad():  # the tail draws random numbers and changes state
             noise = torch.rand(1).item()
             program.model.second.bias.add_(noise * 0.01)
-        run.values["tails"] = run.values.get("tails", []) + [noise]
+        run.values["tails"] = [*run.values.get("tails", []), noise]
         program.seen.append((-1, [epoch], noise.hex()))
         yield
 
@@ -127,7 +127,9 @@ def test_five_cuts_in_one_epoch(tmp_path: Path, body: Body, cut: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("body", [flat, nested])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # three workers on a small machine
+@pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create:UserWarning"
+)  # three workers on a small machine
 def test_workers_make_no_difference(tmp_path: Path, body: Body, workers: int) -> None:
     """What was fetched ahead and not trained is fetched again; nothing is lost or doubled."""
     whole = Program(10)

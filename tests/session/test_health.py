@@ -170,3 +170,23 @@ def test_the_third_start_that_goes_back_to_the_same_checkpoint_is_stopped() -> N
     ):
         pytest.fail("it started")
     assert caught.value.code == EXIT_RESTART_LOOP
+
+
+def test_what_has_recovered_and_decays_again_counts() -> None:
+    """A parameter that began as -inf and became finite in an attempt is no longer excused in the next."""
+
+    def life(store: MemoryStore, until: int, value: float) -> None:
+        program = Program()
+        program.model.register_parameter("mask", torch.nn.Parameter(torch.tensor([0.0, -INF])))
+        with program.session(store, save_every=1, keep=10) as run:
+            for step, batch in run.steps(program.loader, until=until):
+                program.train(step, batch)
+                poison(program.model.mask[1:], value)
+                run.wait()
+
+    store = MemoryStore()
+    life(store, 2, 0.5)
+    life(store, 4, NAN)
+    health = [one.health.healthy for one in manifests(store).values()]
+    assert health[:2] == [True, True]
+    assert not health[-1]
