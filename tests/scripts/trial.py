@@ -70,7 +70,8 @@ class Trial(Bench):
         assert record.status == 0, record.log
         assert record.result is not None, record.log
         expected = self.whole.result or {}
-        assert [name for name in expected if record.result[name] != expected[name]] == [], record.log
+        others = [name for name in expected if record.result[name] != expected[name]]
+        assert not others, f"{others} are not those of the uninterrupted run\n{record.log}"
         assert self.lines_left == 0, "everything was made"
         if record.of("CheckpointPublished"):
             self._judge_folder()

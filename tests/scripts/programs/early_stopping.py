@@ -39,9 +39,10 @@ def main(url, trace):
             model.eval()
             val_loss = 0.0
             with torch.no_grad():
-                for inputs, targets in run.interruptible(val_loader):
+                for number, (inputs, targets) in enumerate(run.interruptible(val_loader)):
                     noisy = inputs + 0.01 * torch.randn_like(inputs)
                     val_loss += nn.functional.mse_loss(model(noisy), targets).item() / len(val_loader)
+                    trace("evaluate", f"{epoch}.{number}", val_loss)
             scheduler.step(val_loss)
             history.append(val_loss)
             trace("validation", epoch, val_loss)
