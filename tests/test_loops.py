@@ -467,6 +467,98 @@ def test_a_break_in_the_inner_loop_alone_begins_the_next_epoch_anew(rig: Callabl
     assert feed.epoch == 1
 
 
+def test_a_loop_in_the_body_of_a_step_is_refused(rig: Callable[..., Rig]) -> None:
+    """A resume could not come back to it: the outer loop would count as over, and the run as finished."""
+    for outer in ("steps", "range"):
+        for inner in ("steps", "range", "epochs"):
+            r = rig()
+            forms = {
+                "steps": lambda r=r: r.steps(feed_of(3)),
+                "range": lambda r=r: r.loops.range(3, name="named"),
+                "epochs": lambda r=r: r.loops.epochs(3, name=None),
+            }
+            with pytest.raises(RunError, match=r"while loop .* is still open"):
+                for _ in forms[outer]():
+                    for _ in forms[inner]():
+                        r.train()
+            assert r.positions.total == 0
+
+
+def test_two_loops_at_once_are_refused(rig: Callable[..., Rig]) -> None:
+    """Each would count the other's steps."""
+    r = rig()
+    feed = feed_of(5)
+    with pytest.raises(RunError, match=r"run.steps\(zip"):
+        for _ in zip(r.steps(feed), r.steps(feed), strict=True):
+            r.train()
+
+
+class Bar:
+    """A progress bar: holds the iterable, and a ``break`` does not close it."""
+
+    def __init__(self, iterable: Any) -> None:
+        self.iterable = iterable
+
+    def __iter__(self) -> Iterator[Any]:
+        while (item := next(self.iterable, None)) is not None:
+            yield item
+
+
+@pytest.mark.parametrize("update", [True, False])
+def test_a_loop_whose_iterator_is_kept_is_left_as_by_a_break(rig: Callable[..., Rig], update: bool) -> None:
+    """What the last body trained is committed when the run is left."""
+    r = rig()
+    bar = Bar(r.steps(feed_of(5)))
+    for step, _ in bar:
+        if step < 2 or update:
+            r.train()
+        if step == 2:
+            break
+    assert r.positions.total == 2
+
+    r.loops.leave_open()
+    assert r.positions.total == 2 + update
+    assert r.loops.active == []
+    assert not r.loops.all_ended
+    assert list(bar.iterable) == []
+
+
+def test_an_inner_loop_whose_iterator_is_kept_ends_with_the_epoch(rig: Callable[..., Rig]) -> None:
+    """Its last body belongs to this epoch, not to the next; the other loops of the body are not affected."""
+    r = rig()
+    feed = feed_of(6, 2)
+    bars, totals = [], []
+    for _ in r.loops.epochs(3, name=None):
+        bars.append(Bar(r.steps(feed)))
+        for done, _ in enumerate(bars[-1], start=1):
+            r.train()
+            if done == 2:
+                break
+        totals.append(r.positions.total)
+
+    assert totals == [1, 3, 5]
+    assert r.positions.total == 6
+    assert r.positions.loops["epochs0"].done == 3
+    assert r.loops.all_ended
+
+
+def test_a_break_out_of_an_epoch_leaves_the_kept_inner_loop_too(rig: Callable[..., Rig]) -> None:
+    """Leaving both loses nothing, and the epoch is not over."""
+    r = rig()
+    bar: Any = None
+    for _ in r.loops.epochs(3, name=None):
+        bar = Bar(r.steps(feed_of(6, 2)))
+        for done, _ in enumerate(bar, start=1):
+            r.train()
+            if done == 2:
+                break
+        break
+
+    assert r.positions.total == 2
+    assert r.positions.loops["epochs0"].done == 0
+    assert r.loops.active == []
+
+
 def test_epochs_of_ones_own_count_as_steps(rig: Callable[..., Rig]) -> None:
     """A body of an epochs-loop without a loop in it is one step."""
     r = rig()

@@ -10,6 +10,7 @@ What a safe point does - saving, stopping - is the run's business, behind the `E
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,11 +67,30 @@ class Engine(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class Handle:
+    """The iterator of a loop, as long as the program holds it."""
+
+    _iterator: weakref.ref[Generator[Any, None, None]] | None = None
+
+    def of(self, iterator: Generator[T, None, None]) -> Iterator[T]:
+        """Remember `iterator`, and give it back."""
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def close(self) -> None:
+        """Leave the loop as ``break`` does; one that was left does not mind."""
+        iterator = None if self._iterator is None else self._iterator()
+        if iterator is not None:
+            iterator.close()
+
+
+@dataclass(slots=True, eq=False)
 class Loop:
     """A loop that is running in this process."""
 
     name: str
     position: Position
+    handle: Handle = field(default_factory=Handle)
     kind: str = ""
     limit: int | None = None
     enclosing: Loop | None = None
@@ -117,7 +137,34 @@ class Loops:
 
         `until` counts steps, `epochs` passes over the loader; with neither there is one pass.
         """
-        with self._running("steps", name, limit=until if until is not None else epochs) as loop:
+        handle = Handle()
+        return handle.of(
+            self._steps(handle, feed, until=until, epochs=epochs, accumulate=accumulate, name=name)
+        )
+
+    def epochs(self, count: int, *, name: str | None) -> Iterator[int]:
+        """Yield the number of each epoch; the end of the body is a safe point of its own."""
+        handle = Handle()
+        return handle.of(self._epochs(handle, count, name=name))
+
+    def range(self, count: int, *, name: str | None) -> Iterator[int]:
+        """Yield the number of each step, for loops that draw their own batches."""
+        handle = Handle()
+        return handle.of(self._range(handle, count, name=name))
+
+    def _steps(
+        self,
+        handle: Handle,
+        feed: Feed,
+        *,
+        until: int | None,
+        epochs: int | None,
+        accumulate: int,
+        name: str | None,
+    ) -> Generator[tuple[int, Any], None, None]:
+        with self._running(
+            "steps", name, handle=handle, limit=until if until is not None else epochs
+        ) as loop:
             position = loop.position
             self._begin_passes(loop, feed)
             goal = 1 if epochs is None else epochs
@@ -138,9 +185,8 @@ class Loops:
                 if until is not None or position.passes < goal:
                     feed.finish_epoch()
 
-    def epochs(self, count: int, *, name: str | None) -> Iterator[int]:
-        """Yield the number of each epoch; the end of the body is a safe point of its own."""
-        with self._running("epochs", name, limit=count) as loop:
+    def _epochs(self, handle: Handle, count: int, *, name: str | None) -> Generator[int, None, None]:
+        with self._running("epochs", name, handle=handle, limit=count) as loop:
             self._restore_rng_if_reached(loop)
             while loop.position.done < count and not self._over(loop):
                 steps_before = self.positions.total
@@ -148,7 +194,9 @@ class Loops:
                 self._begin_body(loop)
                 try:
                     yield loop.position.done
+                    self.leave_open(inside=loop)
                 except GeneratorExit:
+                    self.leave_open(inside=loop)
                     if not loop.left_inside:
                         self._closed_early(loop, steps=int(self.positions.total == steps_before))
                     raise
@@ -156,9 +204,8 @@ class Loops:
                     self.positions.leave()
                 self._end_body(loop, steps=int(self.positions.total == steps_before), epoch_ended=True)
 
-    def range(self, count: int, *, name: str | None) -> Iterator[int]:
-        """Yield the number of each step, for loops that draw their own batches."""
-        with self._running("range", name, limit=count) as loop:
+    def _range(self, handle: Handle, count: int, *, name: str | None) -> Generator[int, None, None]:
+        with self._running("range", name, handle=handle, limit=count) as loop:
             self._restore_rng_if_reached(loop)
             while loop.position.done < count and not self._over(loop):
                 self._begin_body(loop)
@@ -214,8 +261,18 @@ class Loops:
         """Everything is tracked by now, although no body has begun: what the first one would judge is judged."""
         self._judge()
 
+    def leave_open(self, *, inside: Loop | None = None) -> None:
+        """Leave the loops that are still open (inside one) as a ``break`` leaves them, innermost first.
+
+        A variable, such as a progress bar, may hold the iterator of a loop that the program is done with.
+        """
+        first = 0 if inside is None else self.active.index(inside) + 1
+        for loop in reversed(self.active[first:]):
+            loop.handle.close()
+
     def close(self) -> None:
-        """Leave no hook behind."""
+        """Leave no hook behind, and no iterator that could still be asked for a step."""
+        self.leave_open()
         self._call_off_first_body()
 
     # -- one pass over a loader ---
@@ -284,10 +341,11 @@ class Loops:
     # -- bodies ---
 
     @contextmanager
-    def _running(self, kind: str, name: str | None, *, limit: int | None) -> Iterator[Loop]:
+    def _running(self, kind: str, name: str | None, *, handle: Handle, limit: int | None) -> Iterator[Loop]:
+        self._refuse_open_body(kind)
         full, position = self.positions.claim(kind, name)
         enclosing = next((loop for loop in reversed(self.active) if full.startswith(f"{loop.name}/")), None)
-        loop = Loop(full, position, kind=kind, limit=limit, enclosing=enclosing)
+        loop = Loop(full, position, handle, kind=kind, limit=limit, enclosing=enclosing)
         if enclosing is None:
             self.outermost.append(loop)
         self.active.append(loop)
@@ -303,6 +361,19 @@ class Loops:
             self.active.remove(loop)
             if enclosing is not None and not loop.ended:
                 enclosing.left_inside = True
+
+    def _refuse_open_body(self, kind: str) -> None:
+        """A body that is one step has no position inside it, so that a resume could not come back to a loop there."""
+        if not self.active or self.active[-1].kind == "epochs":
+            return
+        around = self.active[-1].name
+        raise RunError(
+            f"run.{kind}() was started while loop {around!r} is still open. Inside the body of a step a loop of the "
+            "run has no place to resume at: only run.epochs() may hold other loops. Use a plain loop in there "
+            "(the whole body is one step), or make the outer loop run.epochs(); two loaders at once are "
+            f"run.steps(zip(...)) or one dataset. If {around!r} was left before, its iterator is still held by a "
+            "variable, such as a progress bar: close it first."
+        )
 
     def _over(self, loop: Loop) -> bool:
         """Whether the loop must not yield again, whatever its limit says."""

@@ -74,6 +74,20 @@ def test_a_finished_run_saves_its_end_and_the_same_command_does_nothing(tmp_path
     assert [step for step, _, _ in more.seen] == [6, 7]
 
 
+def test_a_break_out_of_a_progress_bar_saves_what_was_trained(tmp_path: Path) -> None:
+    """The bar still holds the loop when the run is left; the steps since the last save are not lost with it."""
+    program = Program()
+    with program.session(tmp_path, save_every=None) as run:
+        loop = run.steps(program.loader, until=6)
+        for step, batch in (item for item in iter(lambda: next(loop), None)):
+            program.train(step, batch)
+            if step == 2:
+                break
+    assert program.checkpoint_steps() == [3]
+    assert newest_step(tmp_path) == 3
+    assert next(loop, None) is None
+
+
 def test_a_break_saves_what_is_committed_and_stays_resumable(tmp_path: Path) -> None:
     """Nothing is lost by leaving, and the run is not taken for finished."""
     program = Program()
