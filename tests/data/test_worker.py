@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +38,9 @@ class Data:
 
 def init(worker):
     with open(f"{FOLDER}/worker{worker}.part", "w") as file:
-        file.write(f"{os.getpid()} {os.getpgid(0)} {signal.getsignal(signal.SIGTERM) is signal.SIG_DFL}")
+        held = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        file.write(f"{os.getpid()} {os.getpgid(0)} {default and not held}")
     os.rename(f"{FOLDER}/worker{worker}.part", f"{FOLDER}/worker{worker}")
 
 def report(value):
@@ -48,6 +51,8 @@ def report(value):
 def main():
     payload = OPTIONS.pop("payload", 0)
     wait = OPTIONS.pop("wait", False)
+    if OPTIONS.pop("signalled", False):
+        os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
     collate = {"collate_fn": list} if payload else {}
     loader = ResumableDataLoader(Data(payload), 4, True, worker_init_fn=init, **collate, **OPTIONS)
     batches = iter(loader)
@@ -121,6 +126,30 @@ def test_workers_survive_a_signal_to_the_trainers_group_and_end_with_the_trainer
         os.killpg(group, signal.SIGKILL)
         process.wait()
         until(lambda: not any(alive(int(pid)) for pid, *_ in workers), seconds=20)
+
+
+def test_workers_survive_a_signal_to_the_group_that_they_have_not_left_yet(tmp_path: Path) -> None:
+    """One that comes right after the fork is dropped, later ones are not; the trainer's own mask is as before."""
+    with program(tmp_path, num_workers=2, signalled=True) as process:
+        delivered, alone = report_of(tmp_path)
+        assert process.wait(60) == 0
+    assert delivered == alone
+    assert [default_sigterm for *_, default_sigterm in workers_of(tmp_path)] == ["True", "True"]
+
+
+def test_the_trainer_hears_what_came_while_workers_were_started() -> None:
+    """The signal waits, is handled at the end of the block, and finds the mask as it was."""
+    heard: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        with worker.starting_workers():
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            assert heard == []
+        assert heard == [signal.SIGTERM]
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def test_workers_end_with_the_trainer_without_pidfd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from spotsafe.data.order import Cursor, OrderSpec, SampleBatch
 from spotsafe.data.sampler import ResumableSampler
 from spotsafe.data.seeding import SeededDataset
-from spotsafe.data.worker import WorkerInit
+from spotsafe.data.worker import WorkerInit, starting_workers
 from spotsafe.errors import LoaderNotResumable
 
 
@@ -307,7 +307,8 @@ class _Fetcher:
         self.plan.cursor = cursor
         # Workers start from a seed of their own; only what runs outside of samples can see it.
         self.loader.generator.manual_seed(self.plan.order.worker_seed(cursor.epoch))
-        return iter(self.loader)
+        with starting_workers():
+            return iter(self.loader)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,6 +17,21 @@ from torch.utils.data import get_worker_info
 from spotsafe.data.seeding import SeededDataset
 
 _POLL_S = 1.0
+_HELD = frozenset({signal.SIGTERM})
+
+
+@contextlib.contextmanager
+def starting_workers() -> Iterator[None]:
+    """Around the start of workers: SIGTERM to the trainer's group does not kill one that is not out of it yet.
+
+    A worker inherits that the signal waits, and `WorkerInit` ends it. The trainer hears of a signal all the same:
+    by another thread at once, or at the end of the block.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +56,7 @@ class WorkerInit:
     def __call__(self, worker_id: int) -> None:
         """Set up this process as a worker."""
         os.setpgid(0, 0)
+        _forget_signals_to_the_group()
         threading.Thread(
             target=_end_with, args=(self.trainer,), daemon=True, name="spotsafe-parent-watch"
         ).start()
@@ -48,6 +66,13 @@ class WorkerInit:
             object.__setattr__(info, "dataset", cast("SeededDataset", info.dataset).dataset)
         if self.user_fn is not None:
             self.user_fn(worker_id)
+
+
+def _forget_signals_to_the_group() -> None:
+    """Drop what has come since the fork, and receive signals from now on. Handlers stay: torch has one here."""
+    if _HELD & signal.sigpending():
+        signal.sigwait(_HELD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
 def _end_with(pid: int) -> None:
