@@ -28,6 +28,7 @@ class FakeEngine:
     drawn: bool = False
     leave_at: int | None = None
     points: int = 0
+    ends: int = 0
 
     def before_first_body(self) -> None:
         self.log.append("judge")
@@ -49,6 +50,9 @@ class FakeEngine:
         self.log.append("epoch" if epoch_ended else "point")
         if self.leave_at is not None and self.points >= self.leave_at:
             self.leaving = True
+
+    def at_loop_end(self) -> None:
+        self.ends += 1
 
     def at_interruption(self) -> None:
         self.log.append("interrupted")
@@ -488,7 +492,7 @@ def test_two_loops_at_once_are_refused(rig: Callable[..., Rig]) -> None:
     """Each would count the other's steps."""
     r = rig()
     feed = feed_of(5)
-    with pytest.raises(RunError, match=r"run.steps\(zip"):
+    with pytest.raises(RunError, match="one dataset of both"):
         for _ in zip(r.steps(feed), r.steps(feed), strict=True):
             r.train()
 
@@ -703,3 +707,15 @@ def test_the_first_body_judges_once(rig: Callable[..., Rig]) -> None:
 
     assert r.engine.log[0] == "judge"
     assert r.engine.log.count("judge") == 1
+
+
+def test_the_engine_is_told_of_each_end_of_a_loop(rig: Callable[..., Rig]) -> None:
+    """Of those that came to their end; not of one that was left."""
+    r = rig()
+    for _ in r.loops.epochs(2, name=None):
+        for _ in r.loops.range(2, name=None):
+            r.train()
+    assert r.engine.ends == 3
+    for _ in r.loops.range(2, name=None):
+        break
+    assert r.engine.ends == 3

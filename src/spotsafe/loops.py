@@ -51,6 +51,10 @@ class Engine(Protocol):
         """Save, or leave. May raise `Reclaimed`, `Superseded`, `SaveFailed`."""
         ...
 
+    def at_loop_end(self) -> None:
+        """A loop came to its end, at a safe point."""
+        ...
+
     def at_interruption(self) -> None:
         """A notice came inside a long phase: save what is still whole or publish the newest staged; leave."""
         ...
@@ -356,6 +360,8 @@ class Loops:
             else:
                 self._restore_rng_if_reached(loop)
                 loop.ended = not self.engine.leaving
+                if loop.ended:
+                    self.engine.at_loop_end()
         finally:
             position.freeze_feed()
             self.active.remove(loop)
@@ -369,10 +375,10 @@ class Loops:
         around = self.active[-1].name
         raise RunError(
             f"run.{kind}() was started while loop {around!r} is still open. Inside the body of a step a loop of the "
-            "run has no place to resume at: only run.epochs() may hold other loops. Use a plain loop in there "
-            "(the whole body is one step), or make the outer loop run.epochs(); two loaders at once are "
-            f"run.steps(zip(...)) or one dataset. If {around!r} was left before, its iterator is still held by a "
-            "variable, such as a progress bar: close it first."
+            "run has no place to resume at: only run.epochs() may hold other loops. Use a plain loop in there (the "
+            "whole body is one step), or make the outer loop run.epochs(); two loaders at once are one dataset of "
+            f"both. If {around!r} was left before, a variable such as a progress bar still holds its iterator: "
+            "close it first."
         )
 
     def _over(self, loop: Loop) -> bool:

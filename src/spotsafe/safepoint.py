@@ -34,6 +34,8 @@ class _Moment:
     positions: Mapping[str, Any] | None = None
     """Set when the positions have moved on without a new safe point; else they are those of now."""
     step: int = 0
+    kept: Any = None
+    """At the end of a loop: the state that code behind it may change, and the resume will change again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,18 @@ class SafePoints:
         if reason is not None:
             self._save_now(reason)
 
+    def at_loop_end(self) -> None:
+        """A loop came to its end: the code behind it may change what a save of this moment needs."""
+        if self._untouched:
+            with contextlib.suppress(Exception):  # a scheduler of the user's that cannot be copied
+                self._moment.kept = self.tracker.keep(self.values)
+
     def at_interruption(self) -> None:
         """Inside a long phase: the last safe point if it is still whole, else what is already staged."""
         notice = self.watch.notice
         assert notice is not None, "interrupted without a notice"
         self._take_results()
-        self._leave(notice, self._save_if_untouched)
+        self._leave(notice, self._save_if_whole)
 
     # -- what the run asks for ---
 
@@ -202,13 +210,22 @@ class SafePoints:
                 self._asked = None
                 self._saved = _Saved(plain=self._plain_now(), buffers=self.tracker.buffers_mark())
 
-    def _save_if_untouched(self, reason: str) -> None:
-        """Save the last safe point if nothing at all was touched since, a scheduler or a value neither.
+    @property
+    def _untouched(self) -> bool:
+        return bool(self.tracker.plain_mark(self.values) == self._moment.plain)
+
+    def _save_if_whole(self, reason: str) -> None:
+        """Save the last safe point with everything as it was, a scheduler or a value too, or not at all.
 
         The body is repeated after the resume: a scheduler that has stepped in it would step twice.
         """
-        if self.tracker.plain_mark(self.values) == self._moment.plain:
+        kept = self._moment.kept
+        if self._untouched:
             self._save_last_safe(reason)
+        elif kept is not None:
+            with kept.in_place() as whole:
+                if whole:
+                    self._save_last_safe(reason)
 
     def _save_last_safe(self, reason: str) -> None:
         """Save the last safe point, if what it consists of is untouched since."""

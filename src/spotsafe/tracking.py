@@ -13,6 +13,7 @@ from spotsafe.checkpoint.typed_scalars import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
 from spotsafe.tensors import kinds
 from spotsafe.tensors.context import Capturing, Restoring
+from spotsafe.tensors.kept import KeptState
 from spotsafe.tensors.marks import PlainMark, PlainWatch
 from spotsafe.tensors.optimizers import is_optimizer, parameters_of, restore_group_options
 from spotsafe.tensors.owners import Names, find_names, track_line
@@ -193,6 +194,10 @@ class Tracker:
     def plain_mark(self, values: Mapping[str, Any]) -> PlainMark:
         """A cheap mark of all other tracked state, and of the user's values; see `spotsafe.tensors.marks`."""
         return self._plain_watch.mark((part for _, part in self._parts()), values)
+
+    def keep(self, values: dict[str, Any]) -> KeptState:
+        """Copies of that state, to be put back for a save of this instant."""
+        return KeptState([part for _, part in self._parts()], values)
 
     # -- owners of parameters ----------------------------------------------------------------------------------
 

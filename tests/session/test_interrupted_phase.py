@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import spotsafe
+from spotsafe.checkpoint.candidates import candidates, look
 from spotsafe.testing.memory import MemoryStore
 from tests.session.test_ways_out import Announcer
 
@@ -40,9 +41,11 @@ class State:
         self.optimizer = torch.optim.SGD([self.parameter], lr=1.0)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
 
-    def tracked(self) -> dict[str, Any]:
-        pair = (lambda: dict(self.pair), self.pair.update)
-        return {**vars(self), "pair": pair}
+    def tracked(self, *, opaque: bool) -> dict[str, Any]:
+        """Everything; only if `opaque` also what cannot be looked at without asking it for its state."""
+        both = {"counter": self.counter, "pair": (lambda: dict(self.pair), self.pair.update)}
+        rest = {name: one for name, one in vars(self).items() if name not in both}
+        return {**rest, **both} if opaque else rest
 
 
 def change_values(state: State, run: spotsafe.Run) -> object:
@@ -95,6 +98,21 @@ CHANGES = [
 ]
 
 
+KEPT = {
+    change_values,
+    change_numpy,
+    change_torch,
+    change_array,
+    change_scheduler,
+    change_option,
+}
+"""What is put back to how it was when the loop before the tail ended, so that the end of that loop can be saved."""
+
+
+def saved_steps(store: MemoryStore) -> list[int]:
+    return [one.name.step for one in candidates(store, look(store)) if one.manifest is not None]
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("where", ["tail", "body"])
 def test_what_changed_before_an_interruption_is_not_half_counted(
@@ -113,7 +131,9 @@ def test_what_changed_before_an_interruption_is_not_half_counted(
                     Announcer(run).notice()
 
         try:
-            with spotsafe.session(store, **state.tracked(), watch=None, save_every=None) as run:
+            with spotsafe.session(
+                store, **state.tracked(opaque=change not in KEPT), watch=None, save_every=None
+            ) as run:
                 for epoch in run.epochs(3):
                     for step in run.range(2 * epoch + 2):
                         if where == "body" and step % 2 == 1:
@@ -130,6 +150,38 @@ def test_what_changed_before_an_interruption_is_not_half_counted(
     whole = program(MemoryStore(), announce=False)
     store = MemoryStore()
     first = program(store, announce=True)
+    assert saved_steps(store) == ([4] if where == "tail" and change in KEPT else [])
     second = program(store, announce=False)
     assert first == whole[: len(first)]
     assert second == whole[len(whole) - len(second) :]
+
+
+class Uncopied(torch.optim.lr_scheduler.StepLR):
+    """A scheduler whose state cannot be copied at each end of a loop."""
+
+    copied = False
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self.copied:
+            raise RuntimeError("not now")
+        return super().state_dict()
+
+
+def test_state_that_cannot_be_kept_does_not_end_the_training() -> None:
+    """An interruption behind the loop then finds nothing whole, that is all."""
+    state, store = State(), MemoryStore()
+    scheduler = Uncopied(state.optimizer, 1)
+    tracked = {"parameter": state.parameter, "optimizer": state.optimizer, "scheduler": scheduler}
+    with (
+        pytest.raises(spotsafe.Reclaimed),
+        spotsafe.session(store, **tracked, watch=None, save_every=None) as run,
+    ):
+        for _ in run.epochs(2):
+            for _ in run.range(2):
+                state.parameter.grad = torch.ones(1)
+                state.optimizer.step()
+            scheduler.step()
+            Announcer(run).notice()
+            for _ in run.interruptible(range(2)):
+                pytest.fail("not interrupted")
+    assert saved_steps(store) == []

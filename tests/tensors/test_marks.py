@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "twister": (np.random.Generator(np.random.MT19937(1)), lambda one: one.random()),
     "random state": (np.random.RandomState(1), lambda one: one.rand()),
     "python generator": (random.Random(1), lambda one: one.random()),
-    "array": (np.zeros(3), lambda one: one.fill(1)),
+    "array": (np.zeros(3), lambda one: one.__iadd__(1)),
     "rate": (optimizer(), set_rate),
     "rate in a tensor": (optimizer(torch.tensor(0.1)), fill_rate),
     "scaler": (scaler_after_a_step(), update),
