@@ -491,6 +491,7 @@ print(repr(holder.value))
 """
 
 
+@pytest.mark.slow
 def test_a_load_in_a_new_process_uses_no_pickle(tmp_path: Any) -> None:
     """numpy's and torch's own states come back in a process in which unpickling is an error."""
     import numpy as np

@@ -166,6 +166,7 @@ def test_workers_end_with_the_trainer_without_pidfd(tmp_path: Path, monkeypatch:
     assert worker._exists(os.getpid())
 
 
+@pytest.mark.slow
 def test_spawned_workers_deliver_the_same(tmp_path: Path) -> None:
     """Everything that travels to a worker can be pickled; order and augmentation are those of no worker at all."""
     with program(tmp_path, num_workers=1, multiprocessing_context="spawn") as process:

@@ -92,7 +92,14 @@ def committed(seen: list[Any], again: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("body", [flat, by_passes, nested, accumulated, ranged, by_hand])
-@pytest.mark.parametrize("length", [10, 12, 2], ids=["ragged", "even", "short"])
+@pytest.mark.parametrize(
+    "length",
+    [
+        pytest.param(10, id="ragged", marks=pytest.mark.slow),
+        pytest.param(12, id="even"),
+        pytest.param(2, id="short"),
+    ],
+)
 def test_cut_anywhere_and_resumed_it_is_as_if_uninterrupted(tmp_path: Path, body: Body, length: int) -> None:
     """Every body of the program is the place of a cut once: samples, losses and weights are those of one piece."""
     whole = Program(length)

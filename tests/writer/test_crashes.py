@@ -178,6 +178,7 @@ def errors() -> Iterator[Exception]:
     yield MemoryError()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", list(errors()), ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("after", [False, True], ids=ids)
 def test_error_at_every_operation(error: Exception, after: bool) -> None:
@@ -216,6 +217,7 @@ class Erring(WrappingStore):
         return result
 
 
+@pytest.mark.slow
 def test_lost_response_at_every_operation_with_retries() -> None:
     """With the retry layer in between, a lost answer anywhere is not even noticed."""
     for at in range(1, operations() + 1):
@@ -227,6 +229,7 @@ def test_lost_response_at_every_operation_with_retries() -> None:
         go_on(journal)
 
 
+@pytest.mark.slow
 def test_outage_from_every_operation_on() -> None:
     """A store that stops answering at operation k and comes back for the next attempt."""
     down = StorageUnavailable("down")
