@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ import pytest
 from tests.e2e import harness, processes
 from tests.e2e.harness import Bench, Record
 from tests.e2e.processes import Launcher
+
+
+@pytest.fixture(autouse=True)
+def as_long_as_it_takes() -> None:
+    """A campaign takes minutes on a busy machine, and each wait in it is bounded by itself."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

@@ -101,10 +101,20 @@ def main() -> None:
     gc.freeze()  # children do not copy what only the collector would touch
     torch.set_num_threads(1)
     children: set[int] = set()
-    answer: int | None = os.getpid()
-    tell(answer)
+    tell(os.getpid())
+    try:
+        serve(children)
+    finally:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def serve(children: set[int]) -> None:
+    """Answer requests; the children that are not waited for yet are kept in the set."""
     for line in sys.stdin.buffer:
         request = json.loads(line)
+        answer: int | None
         if request["do"] == "start":
             children.add(answer := start(request))
         else:
@@ -112,9 +122,6 @@ def main() -> None:
             if answer is not None:
                 children.discard(request["pid"])
         tell(answer)
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

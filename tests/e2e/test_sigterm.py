@@ -131,10 +131,7 @@ def judge_left(bench: Bench, record: Record) -> None:
         assert bench.newest is not None or not record.steps
         done = record.steps[-1].number + 1 if record.steps else record.started["step"]
         saved = 0 if bench.newest is None else bench.newest.step
-        # A worker that the signal found before it was in a group of its own has died of it, which may end the body
-        # that is running. That it happened shows in that nothing was saved for the notice.
-        died = bench.options["workers"] > 0 and not record.saves("notice")
-        assert saved <= done if died else saved == done, record.log
+        assert saved == done, record.log
     elif record.status:
         assert record.status == -signal.SIGTERM, record.log
         assert record.started is None or record.of("RunEnded")
