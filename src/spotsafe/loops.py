@@ -9,6 +9,7 @@ What a safe point does - saving, stopping - is the run's business, behind the `E
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -128,6 +129,7 @@ class Loops:
     """A body is running, or was left in the middle without a commit."""
     _used_feeds: dict[int, Feed] = field(default_factory=dict)
     _home_thread: int = field(default_factory=threading.get_ident)
+    _home_process: int = field(default_factory=os.getpid)
     _first_body: FirstBody | None = None
     _judged: bool = False
     _gradients: GradientMark = ()
@@ -406,6 +408,7 @@ class Loops:
         """The body has ended by itself: commit it, and be at a safe point."""
         if self.engine.leaving:
             return  # what was interrupted is repeated after the resume, never half counted
+        self._refuse_child()
         self._refuse_look_ahead()
         if self._commit(loop, feed=feed, batches=batches, steps=steps):
             # Inside an epochs-loop the epoch ends with its tail.
@@ -463,6 +466,14 @@ class Loops:
         if first is not None:
             first.close()
         return first
+
+    def _refuse_child(self) -> None:
+        """Two processes that save as one attempt would publish each other's steps."""
+        if os.getpid() != self._home_process:
+            raise RunError(
+                f"a forked child goes on in the run of process {self._home_process}; end it with os._exit(), or "
+                "use multiprocessing"
+            )
 
     def _refuse_look_ahead(self) -> None:
         """See `FirstBody`."""

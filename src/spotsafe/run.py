@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -115,6 +116,7 @@ class Run:
         self._values: dict[str, Any] = {}
         self._attempt: Attempt | None = None
         self._closed = False
+        self._process = os.getpid()
         self._feeds: dict[int, tuple[Any, Feed]] = {}
 
     # -- life cycle ---
@@ -128,6 +130,7 @@ class Run:
         """
         if self._attempt is not None or self._closed:
             raise RunError("a session can be entered once; make another one with spotsafe.session(...)")
+        self._process = os.getpid()
         configure_logging()
         place = same_place(self._store.url)
         _occupy(place)
@@ -162,6 +165,8 @@ class Run:
         if self._attempt is None or self._closed:
             return
         self._closed = True
+        if os.getpid() != self._process:
+            return  # a forked child goes out through our block: the run, and the threads behind it, are its parent's
         try:
             self._attempt.leave(error)
         finally:
@@ -203,47 +208,48 @@ class Run:
                 raise ValueError(f"{option}= cannot be negative, got {value}")
         if accumulate < 1:
             raise ValueError(f"accumulate= is a number of micro-batches of at least 1, got {accumulate}")
+        loops = self._going.loops
         feed = self._feed(loader, resume_data)
-        return self._running.loops.steps(feed, until=until, epochs=epochs, accumulate=accumulate, name=name)
+        return loops.steps(feed, until=until, epochs=epochs, accumulate=accumulate, name=name)
 
     def epochs(self, count: int, *, name: str | None = None) -> Iterator[int]:
         """Yield the number of each epoch up to `count`; the end of the body is a safe point of its own."""
         if count < 0:
             raise ValueError(f"a number of epochs cannot be negative, got {count}")
-        return self._running.loops.epochs(count, name=name)
+        return self._going.loops.epochs(count, name=name)
 
     def range(self, count: int, *, name: str | None = None) -> Iterator[int]:
         """Yield the number of each step up to `count`, for loops that draw their own batches."""
         if count < 0:
             raise ValueError(f"a number of steps cannot be negative, got {count}")
-        return self._running.loops.range(count, name=name)
+        return self._going.loops.range(count, name=name)
 
     def safe_point(self) -> None:
         """Commit one step of a loop of your own; may save, or end the program on a reclaim."""
-        self._running.loops.safe_point()
+        self._going.loops.safe_point()
 
     def interruptible(self, iterable: Iterable[T]) -> Iterator[T]:
         """Iterate over a long phase, such as an evaluation, that a reclaim may end at once.
 
         What was done in it does not count: it is repeated after the resume.
         """
-        return self._running.loops.interruptible(iterable)
+        return self._going.loops.interruptible(iterable)
 
     def stop(self, reason: str) -> None:
         """End the running loops at the end of their bodies, as if they had reached their limits.
 
         The same command later yields nothing more; a larger limit continues.
         """
-        self._running.loops.stop(reason)
+        self._going.loops.stop(reason)
 
     # -- saving ---
 
     def track(self, **tracked: Any) -> None:
         """Track more state; what the checkpoint holds of it is restored at once."""
-        self._running  # noqa: B018 - raises if the run is not entered
+        attempt = self._going
         for name, obj in tracked.items():
             self._tracker.add(name, obj)
-        self._running.tracked_more(tracked)
+        attempt.tracked_more(tracked)
 
     def save(self, *, metrics: Mapping[str, float] | None = None) -> None:
         """Save at the end of this body; outside a loop, now.
@@ -254,7 +260,7 @@ class Run:
         Raises:
             TypeError: a metric is no number.
         """
-        self._running.save(_numbers(metrics or {}))
+        self._going.save(_numbers(metrics or {}))
 
     def wait(self) -> None:
         """Wait until every save so far is published.
@@ -262,7 +268,7 @@ class Run:
         Raises:
             SaveFailed: one was not.
         """
-        self._running.wait()
+        self._going.wait()
 
     # -- what can be read ---
 
@@ -325,6 +331,15 @@ class Run:
                 "the run is not entered yet: with spotsafe.session(...) as run: ... (or run.start())"
             )
         return self._attempt
+
+    @property
+    def _going(self) -> Attempt:
+        attempt = self._running
+        if self._closed:
+            raise RunError(
+                "the run is closed: what it held can still be read, but to go on make another session"
+            )
+        return attempt
 
     def _feed(self, loader: Any, resume_data: str | None) -> Feed:
         known = self._feeds.get(id(loader))

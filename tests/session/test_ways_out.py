@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,56 @@ def newest_step(url: Path) -> int | None:
             return run.step
     except spotsafe.CheckpointNotFound:
         return None
+
+
+# -- after the end, and in other processes --------------------------------------------------------------------------
+
+
+def test_a_closed_run_can_be_read_and_does_nothing_more(tmp_path: Path) -> None:
+    """Whatever would train, save or track says so; nothing is counted that no checkpoint can hold."""
+    program = Program()
+    with program.session(tmp_path) as run:
+        train(program, run, until=2)
+    attempts = {
+        "steps": lambda: run.steps(program.loader, until=4),
+        "epochs": lambda: run.epochs(1),
+        "range": lambda: run.range(1),
+        "safe_point": run.safe_point,
+        "save": run.save,
+        "track": lambda: run.track(extra=torch.Generator()),
+        "wait": run.wait,
+        "stop": lambda: run.stop("late"),
+        "interruptible": lambda: run.interruptible([]),
+    }
+    for attempt in attempts.values():
+        with pytest.raises(spotsafe.RunError, match="closed"):
+            attempt()
+    assert (run.step, run.attempt, run.failures) == (2, 1, ())
+
+
+@pytest.mark.parametrize("way", ["raise", "continue"])
+def test_a_forked_child_leaves_the_run_to_its_parent(tmp_path: Path, way: str) -> None:
+    """It goes out through the block at once, although the threads that drain saves are not in it."""
+    program, child = Program(), None
+    try:
+        with program.session(tmp_path) as run:
+            for step, batch in run.steps(program.loader, until=4):
+                program.train(step, batch)
+                if step == 1:
+                    child = os.fork()
+                    if child == 0 and way == "raise":
+                        raise Cut
+    except BaseException as error:
+        if child == 0:
+            os._exit(7 if isinstance(error, Cut | spotsafe.RunError) else 8)
+        raise
+    if child == 0:
+        os._exit(9)
+    assert child is not None
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert program.checkpoint_steps()[-1] == 4
+    assert program.of(ev.SaveFailed) == []
 
 
 # -- clean ends -----------------------------------------------------------------------------------------------------
