@@ -179,6 +179,7 @@ def foreign(program: Program, run: spotsafe.Run) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_plain_loader_that_draws_from_the_global_generators_is_exact_by_skipping(tmp_path: Path) -> None:
     """The order is made again as it was, and the masks are those of the uninterrupted run."""
     whole = Program(7, 2)

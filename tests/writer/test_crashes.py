@@ -306,6 +306,7 @@ def newest_of(store: Interfering) -> Attempt:
     return store.other
 
 
+@pytest.mark.slow
 def test_crash_at_every_operation_on_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The same on the real local store, at every ninth operation."""
     for at in range(1, operations() + 1, 9):
