@@ -220,7 +220,7 @@ class Attempt:
             if finished:
                 self.points.save_end()
             else:
-                self.points.save_left()
+                self.points.save_left(body_open=self.loops.body_open)
         except BaseException:
             self._drain_and_log()
             raise

@@ -151,16 +151,20 @@ class SafePoints:
             self._mark(self._rng_to_go_on_from())
             self._save_now("asked")
         else:
-            self._save_last_safe("asked")
+            self._save_before_body("asked")
 
     def save_end(self) -> None:
         """All loops came to their ends: save what there is now, unless exactly that is saved."""
         if self._settled() and (self._unsaved_steps or self._asked is not None or self._changed_since_save()):
             self._save_now("end")
 
-    def save_left(self) -> None:
+    def save_left(self, *, body_open: bool) -> None:
         """A loop was left early: save the last safe point if it can be had and is not saved."""
-        if self._settled() and (self._unsaved_steps or self._asked is not None):
+        if not self._settled() or not (self._unsaved_steps or self._asked is not None):
+            return
+        if body_open:
+            self._save_before_body("left")
+        else:
             self._save_last_safe("left")
 
     @property
@@ -209,6 +213,16 @@ class SafePoints:
             ):
                 self._asked = None
                 self._saved = _Saved(plain=self._plain_now(), buffers=self.tracker.buffers_mark())
+
+    def _save_before_body(self, reason: str) -> None:
+        """The body that was left is made again after a resume: what it changed must not count twice."""
+        if self.tracker.plain_mark(self.values).surely_differs(self._moment.plain):
+            text = f"the last {self._unsaved_steps} steps are not saved: the body that was left had changed state"
+            self.emit(
+                events.Warned(message=f"{text} besides the tensors; {self.saver.newest or 'nothing'} stands")
+            )
+        else:
+            self._save_last_safe(reason)
 
     @property
     def _untouched(self) -> bool:

@@ -171,6 +171,22 @@ def test_a_break_before_the_update_saves_the_safe_point_before(tmp_path: Path) -
     assert rest.weights() == whole.weights()
 
 
+def test_what_an_unfinished_body_changed_does_not_count_twice(tmp_path: Path) -> None:
+    """A value or a scheduler touched before the break: the save before stands, and that is said."""
+    program = Program()
+    with program.session(tmp_path, save_every=2) as run:
+        for step, batch in run.steps(program.loader, until=6):
+            run.wait()
+            if step == 3:
+                run.values["looked at"] = run.values.get("looked at", 0) + 1
+                break
+            program.train(step, batch)
+    assert program.checkpoint_steps() == [2]
+    assert ["besides the tensors" in event.message for event in program.of(ev.Warned)] == [True]
+    with Program().session(tmp_path) as run:
+        assert run.values == {}
+
+
 def test_a_break_between_two_updates_saves_nothing_half(tmp_path: Path) -> None:
     """One of two optimizers has stepped: the live state is no safe point, so the last saved one stays the newest."""
     program = Program()

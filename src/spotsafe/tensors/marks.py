@@ -36,6 +36,12 @@ class PlainMark:
 
     __hash__ = None  # type: ignore[assignment] # a mark is compared, never looked up
 
+    def surely_differs(self, other: PlainMark) -> bool:
+        """Whether something was touched for certain; what nobody looked at gets the benefit of the doubt."""
+        pairs = zip(self._parts, other._parts, strict=False)
+        known = [(one, two) for one, two in pairs if one is not _Unknown and two is not _Unknown]
+        return len(self._parts) != len(other._parts) or not all(_same(one, two) for one, two in known)
+
 
 class PlainWatch:
     """Takes marks. What kind of object each part is, is found out once, until `forget`."""
