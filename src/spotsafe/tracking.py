@@ -127,7 +127,7 @@ class Tracker:
 
     # -- capture -----------------------------------------------------------------------------------------------
 
-    def capture(self, *, session: object = None) -> Capture:
+    def capture(self, *, session: Mapping[str, object] | None = None) -> Capture:
         """The state of everything tracked, with live tensors; and the session's own values.
 
         Raises:
@@ -141,24 +141,26 @@ class Tracker:
             self._refuse_unowned(names)
             return self._capture(names, session, self._objects)
 
-    def encode(self, values: object) -> Json:
+    def encode(self, values: Mapping[str, object]) -> Json:
         """The session's own values in a form of their own, to be compared with that of another moment.
 
         Raises:
             UnsupportedState: something in it cannot be saved.
         """
         collector = Collector()
-        tree = collector.members(values, "run")
+        tree = collector.session(values)
         copies = (one.tensor.detach().cpu().resolve_conj().resolve_neg() for one in collector.tensors)
         return [tree, [as_bytes(copy.contiguous()).numpy().tobytes() for copy in copies]]
 
-    def _capture(self, names: Names, session: object, objects: Mapping[str, Any]) -> Capture:
+    def _capture(
+        self, names: Names, session: Mapping[str, object] | None, objects: Mapping[str, Any]
+    ) -> Capture:
         collector = Collector()
         capturing = Capturing(collector=collector, names=names.of, warn=self._warn_once)
         # Optimizers last: a tensor that is also elsewhere is called after its owner.
         order = sorted(objects, key=lambda name: is_optimizer(objects[name]))
         state = {name: kinds.capture(objects[name], name, capturing) for name in order}
-        values = collector.members(session, "run")
+        values = None if session is None else collector.session(session)
         return Capture(
             state={name: state[name] for name in objects}, tensors=collector.tensors, session=values
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,35 @@ def test_state_that_cannot_be_encoded_names_its_path(unsayable: Any) -> None:
     with again.session(store, mine=restored) as run:
         assert run.step == 2
         assert restored.state == {"epoch": 1, "inner": [{"rate": 0.1}]}
+
+
+class Phase(enum.Enum):
+    WARM = "warm"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+@dataclass
+class Settings:
+    rate: float = 0.1
+
+
+@pytest.mark.parametrize("value", [Phase.WARM, Level.LOW, Settings(), [{"deep": Phase.WARM}]])
+def test_values_that_no_resume_could_rebuild_are_refused_at_the_save(value: Any) -> None:
+    """`run.values` are restored before the program can show a class: such checkpoints could never be loaded."""
+    store, program = MemoryStore(), Program()
+    with (
+        pytest.raises(
+            spotsafe.UnsupportedState, match=r"run\.values\['mine'\].* a resume could not find"
+        ) as caught,
+        program.session(store) as run,
+    ):
+        run.values["mine"] = value
+        run.save()
+    assert caught.value.path.startswith("run.values['mine']")
+    assert steps_there(store) == []
 
 
 def test_a_value_of_the_run_that_cannot_be_encoded_names_its_path(unsayable: Any) -> None:

@@ -7,10 +7,12 @@ name in it, and aliases (tied weights, a parameter that a second object also hol
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -137,6 +139,17 @@ class Collector:
             return self.encode(value, path, role=role)
         return {key: self.encode(item, f"{path}.{key}", role=role) for key, item in value.items()}
 
+    def session(self, values: Mapping[str, object]) -> Json:
+        """The session's own values. They are restored before the program can show its classes, so none may be in them.
+
+        Raises:
+            UnsupportedState: as `encode`, and for what only a live value could be rebuilt from.
+        """
+        return {
+            key: typed.encode(value, path=f"run.{key}", leaf=self._session_leaf)
+            for key, value in values.items()
+        }
+
     def tensor(self, tensor: torch.Tensor, path: str, *, role: str = "other") -> Json:
         """The node of a tensor: its name, or for composed tensors the names of its components."""
         _refuse(tensor, path)
@@ -213,6 +226,20 @@ class Collector:
             if isinstance(value, kind):
                 return {"$": word, "value": str(value).removeprefix("torch.")}
         return None
+
+    def _session_leaf(self, value: object, path: str) -> Json | None:
+        if isinstance(value, Enum):
+            self._refuse_class(value, path, "keep its .name or .value")
+        if dataclasses.is_dataclass(value):
+            self._refuse_class(value, path, "keep dataclasses.asdict(...) of it")
+        return self._leaf(value, path, "other")
+
+    def _refuse_class(self, value: object, path: str, instead: str) -> NoReturn:
+        raise UnsupportedState(
+            f"{path} is of class {type(value).__qualname__}, which a resume could not find again (classes are never "
+            f"imported by name): {instead}, or track an object that owns it",
+            path=path,
+        )
 
     def _array(self, array: np.ndarray[Any, Any], path: str) -> Json:
         if type(array) is not np.ndarray or array.dtype.hasobject or array.dtype.kind == "V":
