@@ -123,7 +123,7 @@ def test_new_interpreters_killed(make_bench: MakeBench, kills: int, aimed: int) 
 def test_killed_again_and_again_before_the_first_save(make_bench: MakeBench) -> None:
     """Twenty starts in a row that get nowhere change nothing, and the twenty-first goes on."""
     bench = make_bench()
-    bench.start(kill_at="CheckpointPublished:3").end()
+    bench.start(kill_at="CheckpointPublished:3", lockstep=True).end()
     before = bench.published
     for event in ["RestoreStarted", "RestoreVerified", "RestoreFinished", "RunStarted", "FirstStep"] * 4:
         assert bench.start(kill_at=event).end().status == -signal.SIGKILL
