@@ -189,15 +189,17 @@ class Attempt:
 
     def close(self) -> None:
         """Stop all threads and hand back handlers and hooks; report the end."""
-        self.fanout.emit(
-            ev.RunEnded(
-                step=self.loops.positions.total,
-                outcome=self.outcome,
-                code=self.code,
-                newest=self.saver.newest,
+        try:
+            self.fanout.emit(
+                ev.RunEnded(
+                    step=self.loops.positions.total,
+                    outcome=self.outcome,
+                    code=self.code,
+                    newest=self.saver.newest,
+                )
             )
-        )
-        self.cleanup.close()
+        finally:  # an impatient second Ctrl-C leaves no thread and no handler behind
+            self.cleanup.close()
 
     def _leave_cleanly(self) -> None:
         self._end_as("failed", None)  # until the end says otherwise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -167,12 +168,11 @@ class Run:
         self._closed = True
         if os.getpid() != self._process:
             return  # a forked child goes out through our block: the run, and the threads behind it, are its parent's
-        try:
+        with ExitStack() as stack:  # all of it, whatever fails or interrupts
+            stack.callback(_vacate, same_place(self._store.url))
+            stack.callback(self._tracker.release)
+            stack.callback(self._attempt.close)
             self._attempt.leave(error)
-        finally:
-            self._attempt.close()
-            self._tracker.release()
-            _vacate(same_place(self._store.url))
 
     # -- loops ---
 

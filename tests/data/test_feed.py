@@ -24,7 +24,7 @@ from spotsafe.data.feed_recreated import RecreatedFeed
 from spotsafe.data.feed_stateful import StatefulFeed
 from spotsafe.data.loader import ResumableDataLoader
 from spotsafe.data.sampler import ResumableSampler
-from spotsafe.errors import LoaderNotResumable, StateMismatch
+from spotsafe.errors import LoaderNotResumable, RunError, StateMismatch
 from tests.data.traced import Traced
 
 pytestmark = [
@@ -199,6 +199,39 @@ def test_only_committed_batches_count(traced: Make) -> None:
     assert moved(feed, ours(traced(20))).remaining() == 4
     again = feed.start()
     assert next(again)[0].tolist() == second != first
+
+
+class UsedUp:
+    """A dataset that reads from an iterator, which ends too soon."""
+
+    def __init__(self, length: int, good: int) -> None:
+        self.length = length
+        self.source = iter(range(good))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return next(self.source)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("sampler", [False, True])
+def test_a_stop_iteration_out_of_the_dataset_is_not_the_end(workers: int, sampler: bool) -> None:
+    """Python takes it for the end of the data; the run would count as finished without half of its steps."""
+    data = UsedUp(8, good=5)
+    loader: Any = (
+        DataLoader(data, sampler=ResumableSampler(data), batch_size=2, num_workers=workers)  # type: ignore[arg-type] # a dataset by duck typing
+        if sampler
+        else ResumableDataLoader(data, batch_size=2, num_workers=workers)
+    )
+    feed = feed_for(loader, resume_data=None, warn=quiet)
+    iterator = feed.start()
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(RunError, match="2 batches before the end of its epoch"):
+        next(iterator)
+    iterator.close()  # type: ignore[attr-defined] # iterators of feeds have it
+    assert next(iterator, None) is None
 
 
 def test_the_end_of_an_epoch_is_known_before_it_is_left(traced: Make) -> None:

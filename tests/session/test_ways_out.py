@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import signal
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,23 @@ def test_a_closed_run_can_be_read_and_does_nothing_more(tmp_path: Path) -> None:
         with pytest.raises(spotsafe.RunError, match="closed"):
             attempt()
     assert (run.step, run.attempt, run.failures) == (2, 1, ())
+
+
+def test_an_interruption_while_leaving_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A second Ctrl-C, at the last event: no thread and no handler stays, and the folder can be used again."""
+
+    class Impatient:
+        def emit(self, event: ev.Event) -> None:
+            if isinstance(event, ev.RunEnded):
+                raise KeyboardInterrupt
+
+    handler, threads = signal.getsignal(signal.SIGTERM), set(threading.enumerate())
+    program = Program()
+    with pytest.raises(KeyboardInterrupt), program.session(tmp_path, events=[Impatient()]) as run:
+        train(program, run, until=2)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert {one for one in threading.enumerate() if one.name.startswith("spotsafe")} <= threads
+    assert newest_step(tmp_path) == 2
 
 
 @pytest.mark.parametrize("way", ["raise", "continue"])

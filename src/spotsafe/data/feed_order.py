@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from spotsafe.data.feed_state import Warn, closing, count_in, epoch_to_repeat, state_of_kind
 from spotsafe.data.order import Cursor, OrderSpec
 from spotsafe.data.sampler import ResumableSampler
-from spotsafe.errors import LoaderNotResumable, StateMismatch
+from spotsafe.errors import LoaderNotResumable, RunError, StateMismatch
 
 
 class OrderFeed:
@@ -62,7 +62,7 @@ class OrderFeed:
 
     def start(self) -> Iterator[Any]:
         """An iterator from the committed position to the end of the epoch."""
-        return self._open_at(self._cursor)
+        return _Whole(self._open_at(self._cursor), self._order.remaining(self._cursor))
 
     def committed(self, batches: int) -> None:
         """Move the position."""
@@ -104,3 +104,32 @@ class OrderFeed:
             cursor = Cursor(epoch=epoch_to_repeat(state, error, choice=self._resume_data, warn=self._warn))
         self._cursor = cursor
         self._samples = count_in(state, "samples")
+
+
+class _Whole(Iterator[Any]):
+    """Does not take a StopIteration that comes out of the dataset for the end of the epoch."""
+
+    def __init__(self, batches: Iterator[Any], count: int) -> None:
+        self._batches = batches
+        self._left = count
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if self._left > 0:
+                raise RunError(
+                    f"the loader ended {self._left} batches before the end of its epoch: the dataset or the collate "
+                    "function raised StopIteration (a next() on an iterator that is used up?), which Python takes "
+                    "for the end of the data"
+                ) from None
+            raise
+        self._left -= 1
+        return batch
+
+    def close(self) -> None:
+        """End it and its workers."""
+        self._left = 0
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
