@@ -426,7 +426,8 @@ def nested(r: Rig, feed: Feed, seen: list[Any], *, count: int = 3, cut: int | No
 def test_nested_epochs_resume_in_the_middle_and_before_the_tail(rig: Callable[..., Rig], length: int) -> None:
     """A resume between the last step and the tail yields no step and runs the tail."""
     whole: list[Any] = []
-    nested(rig(), feed_of(length, 2), whole)
+    reference = rig()
+    nested(reference, feed_of(length, 2), whole)
     for cut in range(1, len(whole) + 1):
         parts: list[Any] = []
         first = rig()
@@ -437,6 +438,7 @@ def test_nested_epochs_resume_in_the_middle_and_before_the_tail(rig: Callable[..
         nested(second, feed_of(length, 2), rest)
 
         assert counted + rest == whole, cut
+        assert second.positions.total == reference.positions.total, cut
 
 
 def _tail_counts(r: Rig, parts: list[Any]) -> bool:

@@ -195,7 +195,8 @@ class Loops:
         with self._running("epochs", name, handle=handle, limit=count) as loop:
             self._restore_rng_if_reached(loop)
             while loop.position.done < count and not self._over(loop):
-                steps_before = self.positions.total
+                # An epoch is a step of its own if no loop in it made one, in this attempt or the one resumed from.
+                steps_before = self.positions.total - int(self.positions.resumes_inside(loop.name))
                 self.positions.enter(loop.name)
                 self._begin_body(loop)
                 try:

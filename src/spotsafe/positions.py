@@ -135,7 +135,11 @@ class Positions:
         Such a loop yields nothing, however it was left; the loop that holds the resume point does not count.
         """
         pending = self.resume_at
-        return pending is not None and pending != loop and not pending.startswith(f"{loop}/")
+        return pending is not None and pending != loop and not self.resumes_inside(loop)
+
+    def resumes_inside(self, loop: str) -> bool:
+        """Whether the restored checkpoint was taken in a loop inside the body of `loop` that begins now."""
+        return self.resume_at is not None and self.resume_at.startswith(f"{loop}/")
 
     def reached(self, loop: str) -> bool:
         """Whether `loop` is the one that the checkpoint was taken in; true once only."""
