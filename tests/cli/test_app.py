@@ -32,6 +32,7 @@ def test_every_command_explains_itself(call, name):
     assert command is not None
     assert command.help
     assert "--json" in result.stdout
+    assert "\\b" not in result.stdout  # click's mark for text that is not to be wrapped
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.name
@@ -65,6 +66,27 @@ def test_a_path_that_is_a_file(tmp_path, call, command):
     assert result.stderr.startswith("Error: ")
     assert "is a file" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+@pytest.mark.parametrize(
+    ("target", "todo"),
+    [
+        ("run/checkpoints", "the run is the folder above: {path}/run"),
+        ("run/attempts/", "the run is the folder above: {path}/run"),
+        (
+            "run/checkpoints/a000001-s000000020-0004-9a52b2a0",
+            "for that checkpoint: spotsafe show {path}/run@a000001-s000000020-0004-9a52b2a0",
+        ),
+        ("run@lates", "behind @ goes latest, best, a step, or a checkpoint's full name"),
+    ],
+)
+def test_a_path_into_a_run_or_a_wrong_word_behind_the_at(tmp_path, call, command, target, todo):
+    """The message says what was meant, instead of only that there is no run."""
+    result = call(command, f"{tmp_path}/{target}")
+
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f"; {todo.format(path=tmp_path)}\n")
 
 
 def test_an_unknown_protocol(call):

@@ -34,14 +34,12 @@ from spotsafe.cli.target import json_option
 def command(
     *, folder: Path | None, steps: int, script: Path | None, arguments: tuple[str, ...], as_json: bool
 ) -> None:
-    r"""Train a small GPT through a reclaim and two kills, and compare the result bit for bit.
+    """Train a small GPT through a reclaim and two kills, and compare the result bit for bit.
 
-    \b
-    1. A reference is trained without interruption.
-    2. The same is trained again. A fake AWS metadata service announces a reclaim: the run saves and exits.
-       It is started again and killed in the middle of a step; again, and killed in the middle of a save;
-       again, and trained to the end.
-    3. Every loss, every sample, and both last checkpoints are compared.
+    First a reference is trained without interruption. Then the same is trained again: a fake AWS metadata service
+    announces a reclaim, and the run saves and exits; it is started again and killed in the middle of a step; again,
+    and killed in the middle of a save; again, and trained to the end. Last, every loss, every sample and both last
+    checkpoints are compared.
 
     ARGUMENTS behind -- are given to the training script, such as: spotsafe demo -- --layers 2
 

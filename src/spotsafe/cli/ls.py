@@ -11,7 +11,7 @@ from spotsafe import human
 from spotsafe.checkpoint.catalog import Row, list_rows
 from spotsafe.checkpoint.layout import ATTEMPTS, parse_attempt
 from spotsafe.cli.output import print_json, print_table
-from spotsafe.cli.target import is_run, json_option, open_target, target_argument
+from spotsafe.cli.target import is_run, json_option, meant, open_target, target_argument
 from spotsafe.errors import CheckpointNotFound
 from spotsafe.storage.store import Store
 
@@ -20,9 +20,8 @@ from spotsafe.storage.store import Store
 @target_argument
 @json_option
 def command(target: str, *, as_json: bool) -> None:
-    r"""List the checkpoints of a run, newest first, or the runs of a folder.
+    """List the checkpoints of a run, newest first, or the runs of a folder.
 
-    \b
     Of a run: step, age, size, health, metrics, and why a checkpoint is not usable, as far as listing the
     folder and reading the manifests tells; `spotsafe verify` reads everything.
     """
@@ -80,7 +79,10 @@ def _cells(record: dict[str, Any]) -> tuple[str, ...]:
 def _show_runs(store: Store, *, as_json: bool) -> None:
     records = [record for name in store.names("") if (record := _run_record(store, name)) is not None]
     if not records:
-        raise CheckpointNotFound(f"{store.url} is neither a run nor a folder with runs")
+        todo = meant(store.url)
+        raise CheckpointNotFound(
+            f"{store.url} is neither a run nor a folder with runs{'' if todo is None else f'; {todo}'}"
+        )
     if as_json:
         print_json({"kind": "folder", "url": store.url, "runs": records})
         return

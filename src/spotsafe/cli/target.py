@@ -40,7 +40,20 @@ def check_run(store: Store) -> None:
         CheckpointNotFound: it is not.
     """
     if not is_run(store):
-        raise CheckpointNotFound(f"no run at {store.url}; try `spotsafe ls` with the folder above it")
+        todo = meant(store.url) or "try `spotsafe ls` with the folder above it"
+        raise CheckpointNotFound(f"no run at {store.url}; {todo}")
+
+
+def meant(url: str) -> str | None:
+    """What to write instead of a target that points into a run or has a wrong word behind its @."""
+    above, _, last = url.rstrip("/").rpartition("/")
+    if CheckpointName.parse(last) is not None:
+        return f"for that checkpoint: spotsafe show {above.removesuffix(f'/{CHECKPOINTS}')}@{last}"
+    if last in {CHECKPOINTS, ATTEMPTS}:
+        return f"the run is the folder above: {above}"
+    if "@" in last:
+        return "behind @ goes latest, best, a step, or a checkpoint's full name"
+    return None
 
 
 def chosen(store: Store, selector: str | int | None) -> Candidate:
