@@ -601,6 +601,32 @@ def test_a_second_stage_over_the_same_loader_goes_on_with_a_new_epoch(rig: Calla
         assert parts == whole
 
 
+def test_a_second_stage_behind_epochs_that_are_over_goes_on_with_a_new_epoch(rig: Callable[..., Rig]) -> None:
+    """Also in a process in which no epoch's body runs any more, so that nothing went over the loader there."""
+
+    def stages(r: Rig, seen: list[Any], *, second: bool = True) -> None:
+        feed = feed_of(6, 2)
+        for _ in r.loops.epochs(2, name=None):
+            for _, batch in r.steps(feed):
+                seen.append(ids(batch))
+                r.train()
+        if second:
+            for _, batch in r.steps(feed):
+                seen.append(ids(batch))
+                r.train()
+
+    whole: list[Any] = []
+    stages(rig(), whole)
+    parts: list[Any] = []
+    first = rig()
+    stages(first, parts, second=False)
+    stages(rig(first.positions.to_state()), parts)
+
+    assert parts == whole
+    assert len(whole) == 9
+    assert whole[6:] not in (whole[:3], whole[3:6])
+
+
 def test_range_counts_and_resumes(rig: Callable[..., Rig]) -> None:
     """For loops that draw their own batches."""
     first = rig()
@@ -660,6 +686,36 @@ def test_stop_inside_an_epoch_ends_both_loops_after_the_tail(rig: Callable[..., 
     assert tails == [0, 1]
     assert r.positions.total == 4
     assert r.loops.all_ended
+
+
+def test_a_resume_in_the_tail_of_a_stopped_epoch_runs_the_tail_and_no_other_epoch(
+    rig: Callable[..., Rig],
+) -> None:
+    """The stop was committed with the step in which it was called, for the loops around it as well."""
+
+    states: list[Any] = []
+
+    def train(r: Rig, tails: list[int], *, count: int = 5) -> None:
+        for epoch in r.loops.epochs(count, name=None):
+            for step, _ in r.steps(feed_of(6, 2)):
+                r.train()
+                if step == 4:
+                    r.loops.stop("enough")
+            states.append(r.positions.to_state())
+            tails.append(epoch)
+
+    train(rig(), [])
+    before_tail = states[1]
+    second, tails = rig(before_tail), []
+    train(second, tails)
+
+    assert tails == [1]
+    assert second.positions.total == 5
+    assert second.loops.all_ended
+
+    more, tails = rig(before_tail), []
+    train(more, tails, count=6)
+    assert tails == [1, 2, 3, 4, 5]
 
 
 def test_stop_outside_a_loop_is_refused(rig: Callable[..., Rig]) -> None:

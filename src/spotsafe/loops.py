@@ -194,7 +194,7 @@ class Loops:
     def _epochs(self, handle: Handle, count: int, *, name: str | None) -> Generator[int, None, None]:
         with self._running("epochs", name, handle=handle, limit=count) as loop:
             self._restore_rng_if_reached(loop)
-            while loop.position.done < count and not self._over(loop):
+            while loop.position.done < count and self._enters_epoch(loop):
                 # An epoch is a step of its own if no loop in it made one, in this attempt or the one resumed from.
                 steps_before = self.positions.total - int(self.positions.resumes_inside(loop.name))
                 self.positions.enter(loop.name)
@@ -293,12 +293,30 @@ class Loops:
             if position.within != enclosing:  # a pass of an earlier epoch, complete or left by a break
                 feed.finish_epoch()
                 position.passes, position.stopped = 0, False
-        elif id(feed) in self._used_feeds:  # an earlier loop went over the same loader
-            feed.finish_epoch()
+        else:
+            self._begin_behind_others(position, feed)
         loop.feed = feed
         position.within = enclosing
         position.live_feed = feed.state
         self._used_feeds[id(feed)] = feed
+
+    def _begin_behind_others(self, position: Position, feed: Feed) -> None:
+        """An earlier loop went over the same loader: begin with the epoch behind it.
+
+        After a resume it need not have run in this process, such as one inside an epochs-loop that is over. So
+        what counts is which loop's position belongs to the same data, wherever that can be told.
+        """
+        furthest: tuple[tuple[int, int], Any] | None = None
+        for other in self.positions.loops.values():
+            state = None if other is position else other.feed_now()
+            place = None if state is None else feed.place_of(state)
+            if place is not None and (furthest is None or place > furthest[0]):
+                furthest = place, state
+        if furthest is not None:
+            feed.load(furthest[1])
+            feed.finish_epoch()
+        elif id(feed) in self._used_feeds:
+            feed.finish_epoch()
 
     def _one_pass(
         self, loop: Loop, feed: Feed, *, until: int | None, accumulate: int
@@ -390,6 +408,10 @@ class Loops:
             self.engine.leaving or self.positions.passed(loop.name) or loop.position.ended_by_stop(loop.limit)
         )
 
+    def _enters_epoch(self, loop: Loop) -> bool:
+        """Whether an epoch's body runs: also after a stop inside it, if what lies behind the stop is still to do."""
+        return not self._over(loop) or (self.positions.resumes_inside(loop.name) and not self.engine.leaving)
+
     def _begin_body(self, loop: Loop) -> None:
         self._judge()
         loop.stepped_inside.clear()
@@ -437,6 +459,7 @@ class Loops:
             feed.committed(batches)
         if loop.stop_reason is not None:
             loop.position.stopped, loop.position.stopped_under = True, loop.limit
+            self._stop_around(loop)
             self.on_stop(loop.name, loop.stop_reason)
         loop.rule = loop.rule.after(stepped)
         if loop.enclosing is not None:
@@ -448,6 +471,13 @@ class Loops:
             self.engine.mark_safe()
         self.activity.forget()
         return safe
+
+    def _stop_around(self, loop: Loop) -> None:
+        """A resume before the end of the epoch's body must know that the epochs are stopped as well."""
+        around = loop.enclosing
+        while around is not None and around.stop_reason is not None:
+            around.position.stopped, around.position.stopped_under = True, around.limit
+            around = around.enclosing
 
     def _restore_rng_if_reached(self, loop: Loop) -> None:
         if self.positions.reached(loop.name):

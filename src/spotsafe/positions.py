@@ -40,8 +40,12 @@ class Position:
     def to_state(self) -> dict[str, Any]:
         """Plain values for the checkpoint."""
         state: dict[str, Any] = {name: getattr(self, name) for name in _SAVED}
-        state["feed"] = self.feed if self.live_feed is None else self.live_feed()
+        state["feed"] = self.feed_now()
         return state
+
+    def feed_now(self) -> Any:
+        """The position in the data, as committed; None before the first pass."""
+        return self.feed if self.live_feed is None else self.live_feed()
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Position:

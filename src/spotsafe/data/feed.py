@@ -78,6 +78,10 @@ class Feed(Protocol):
         """
         ...
 
+    def place_of(self, state: Any) -> tuple[int, int] | None:
+        """Epoch and samples of a saved position, if it surely belongs to the same data; else None."""
+        ...
+
     def samples(self) -> int:
         """Samples committed over all epochs; 0 if unknown."""
         ...

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from spotsafe.data.feed_state import Warn, closing, count_in, epoch_to_repeat, state_of_kind
 from spotsafe.data.order import Cursor, OrderSpec
 from spotsafe.data.sampler import ResumableSampler
-from spotsafe.errors import LoaderNotResumable, RunError, StateMismatch
+from spotsafe.errors import LoaderNotResumable, RunError, StateMismatch, UnsupportedFormat
 
 
 class OrderFeed:
@@ -95,6 +95,14 @@ class OrderFeed:
     def state(self) -> dict[str, Any]:
         """About 150 bytes, whatever the dataset and the number of workers."""
         return {"kind": "order", "samples": self._samples, **self._order.state(self._cursor)}
+
+    def place_of(self, state: Any) -> tuple[int, int] | None:
+        """Epoch and samples of a saved position, if everything that the order depends on is the same."""
+        try:
+            cursor = self._order.cursor(state_of_kind(state, "order"))
+        except (StateMismatch, UnsupportedFormat):
+            return None
+        return cursor.epoch, cursor.position
 
     def load(self, state: Any) -> None:
         """Move to a saved position."""

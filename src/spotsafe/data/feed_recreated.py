@@ -89,6 +89,10 @@ class RecreatedFeed:
         """Epochs finished."""
         return self._epoch
 
+    def place_of(self, state: Any) -> None:  # noqa: ARG002 - the protocol's
+        """Not known: two loaders of one kind may have different data."""
+        return
+
     def samples(self) -> int:
         """Not known."""
         return 0
