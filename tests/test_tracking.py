@@ -268,8 +268,9 @@ def test_a_check_lists_every_mismatch_and_changes_nothing() -> None:
     assert problems[0] == "model.weight: saved float32 [2, 3], program has float32 [2, 4]"
     assert any("parameter group" in line for line in problems)
     assert "counter: saved as stateful, program has tensor" in problems
-    assert "extra: tracked, but not in the checkpoint, which holds model, optimizer, counter" in problems
-    with pytest.raises(StateMismatch, match="does not fit the program in") as caught:
+    assert any(line.startswith("extra: tracked, but not in the checkpoint") for line in problems)
+    assert any(line.endswith("model, optimizer, counter; strict=False starts it afresh") for line in problems)
+    with pytest.raises(StateMismatch, match="does not fit the program") as caught:
         tracker.restore(saved)
     assert list(caught.value.problems) == problems
     assert torch.equal(other.weight, before)

@@ -246,7 +246,7 @@ class Tracker:
     ) -> list[str]:
         if name not in state:
             known = ", ".join(list(state)[:_SHOWN]) or "nothing"
-            missing = f"{name}: tracked, but not in the checkpoint, which holds {known}"
+            missing = f"{name}: tracked, but not in the checkpoint, which holds {known}; strict=False starts it afresh"
             return [missing] if self._strict and name not in self._new else []
         if self._unowned_in(name, names):
             return []
@@ -402,7 +402,7 @@ class Tracker:
         if problems:
             lines = _listed(problems, between="\n  ")
             raise StateMismatch(
-                f"the checkpoint does not fit the program in {len(problems)} places:\n  {lines}",
+                f"the checkpoint does not fit the program:\n  {lines}",
                 problems=problems,
             )
 

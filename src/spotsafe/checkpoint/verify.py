@@ -84,7 +84,7 @@ def _file_faults(store: Store, name: CheckpointName, index: Index, file: FileEnt
             block for block in range(len(file.digests)) if not _block_is_good(store, path, index, file, block)
         ]
         if bad:
-            yield Fault(file=file.name, reason=_where(bad, index.block_size))
+            yield Fault(file=file.name, reason=_where(bad, block_size=index.block_size, size=file.size))
         else:
             yield from _header_faults(store, path, index, file)
     except StorageNotFound:
@@ -103,10 +103,11 @@ def _block_is_good(store: Store, path: str, index: Index, file: FileEntry, block
     return False
 
 
-def _where(bad: list[int], block_size: int) -> str:
+def _where(bad: list[int], *, block_size: int, size: int) -> str:
     first = bad[0] * block_size
+    length = min(block_size, size - first)
     more = f", and {len(bad) - 1} more blocks" if len(bad) > 1 else ""
-    return f"differs from its digest in the {block_size} bytes from {first}{more}"
+    return f"differs from its digest in the {length} bytes from {first}{more}"
 
 
 def _header_faults(store: Store, path: str, index: Index, file: FileEntry) -> Iterator[Fault]:
