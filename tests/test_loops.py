@@ -770,8 +770,8 @@ def test_the_first_body_judges_once(rig: Callable[..., Rig]) -> None:
 def test_the_engine_is_told_of_each_end_of_a_loop(rig: Callable[..., Rig]) -> None:
     """Of those that came to their end; not of one that was left."""
     r = rig()
-    for _ in r.loops.epochs(2, name=None):
-        for _ in r.loops.range(2, name=None):
+    for epoch in r.loops.epochs(2, name=None):
+        for _ in r.loops.range(2 * (epoch + 1), name=None):
             r.train()
     assert r.engine.ends == 3
     for _ in r.loops.range(2, name=None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,17 @@ class Activity:
     ignored. A step that `GradScaler` skips does not fire it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_stranger: Callable[[Optimizer], None] | None = None) -> None:
+        """Nothing is watched before `start`.
+
+        Args:
+            on_stranger: told once of each optimizer that steps and is not tracked.
+        """
+        self._on_stranger = on_stranger
+        self._strangers: set[int] = set()
         self._tracked: dict[int, Optimizer] = {}
         self._stepped: set[int] = set()
+        self.ever_stepped = False
         self._handle: Any = None
 
     def start(self) -> None:
@@ -68,6 +76,10 @@ class Activity:
     def _note(self, optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) in self._tracked:
             self._stepped.add(id(optimizer))
+            self.ever_stepped = True
+        elif self._on_stranger is not None and id(optimizer) not in self._strangers:
+            self._strangers.add(id(optimizer))
+            self._on_stranger(optimizer)
 
 
 class FirstBody:

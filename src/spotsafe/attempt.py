@@ -217,6 +217,11 @@ class Attempt:
             return
         self.loops.leave_open()
         finished = self.loops.all_ended
+        if self.points.activity.ever_stepped and not self.points.did_something and not self.loops.outermost:
+            text = "the optimizer stepped, but in no loop of the run, so nothing is counted or saved"
+            self.fanout.emit(
+                ev.Warned(message=f"{text}: iterate over run.steps(loader, ...) or run.range(n)")
+            )
         try:
             self.loops.judge()
             if finished:
@@ -367,7 +372,8 @@ def _assemble(
     options, emit, positions = setting.options, setting.fanout.emit, state.positions
     writer = WriterThread(setting.store, emit=emit, clock=options.clock)
     stack.callback(writer.close)
-    activity = Activity()
+    activity = Activity(on_stranger=lambda optimizer: _tell_stranger(optimizer, setting))
+    activity.track(setting.tracker.optimizers)
     activity.start()
     stack.callback(activity.close)
     saver = Saver(
@@ -414,6 +420,18 @@ def _assemble(
         fanout=setting.fanout,
         options=options,
     )
+
+
+def _tell_stranger(optimizer: Any, setting: _Setting) -> None:
+    """An optimizer that was forgotten costs nothing until the first resume, and then nobody sees why."""
+    if setting.tracker.holds_parameters_of(optimizer):
+        name = type(optimizer).__name__
+        setting.fanout.emit(
+            ev.Warned(
+                message=f"{name} updates tracked parameters but is not tracked: a resume starts it without its "
+                f"state. Give it to the session, optimizer=..., or run.track(optimizer=...)"
+            )
+        )
 
 
 def _lineage(opened: Opened, *, nonfinite: frozenset[str]) -> Lineage:

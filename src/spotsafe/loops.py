@@ -98,6 +98,8 @@ class Loop:
     handle: Handle = field(default_factory=Handle)
     kind: str = ""
     limit: int | None = None
+    per_epoch: bool = False
+    """Its limit counts anew in each enclosing epoch."""
     enclosing: Loop | None = None
     feed: Feed | None = None
     rule: CommitRule = field(default_factory=CommitRule)
@@ -168,9 +170,8 @@ class Loops:
         accumulate: int,
         name: str | None,
     ) -> Generator[tuple[int, Any], None, None]:
-        with self._running(
-            "steps", name, handle=handle, limit=until if until is not None else epochs
-        ) as loop:
+        limit = until if until is not None else epochs
+        with self._running("steps", name, handle=handle, limit=limit, per_epoch=until is None) as loop:
             position = loop.position
             self._begin_passes(loop, feed)
             goal = 1 if epochs is None else epochs
@@ -193,6 +194,7 @@ class Loops:
 
     def _epochs(self, handle: Handle, count: int, *, name: str | None) -> Generator[int, None, None]:
         with self._running("epochs", name, handle=handle, limit=count) as loop:
+            self._belong_to_epoch(loop)
             self._restore_rng_if_reached(loop)
             while loop.position.done < count and self._enters_epoch(loop):
                 # An epoch is a step of its own if no loop in it made one, in this attempt or the one resumed from.
@@ -213,6 +215,7 @@ class Loops:
 
     def _range(self, handle: Handle, count: int, *, name: str | None) -> Generator[int, None, None]:
         with self._running("range", name, handle=handle, limit=count) as loop:
+            self._belong_to_epoch(loop)
             self._restore_rng_if_reached(loop)
             while loop.position.done < count and not self._over(loop):
                 self._begin_body(loop)
@@ -366,11 +369,15 @@ class Loops:
     # -- bodies ---
 
     @contextmanager
-    def _running(self, kind: str, name: str | None, *, handle: Handle, limit: int | None) -> Iterator[Loop]:
+    def _running(
+        self, kind: str, name: str | None, *, handle: Handle, limit: int | None, per_epoch: bool = False
+    ) -> Iterator[Loop]:
         self._refuse_open_body(kind)
         full, position = self.positions.claim(kind, name)
         enclosing = next((loop for loop in reversed(self.active) if full.startswith(f"{loop.name}/")), None)
-        loop = Loop(full, position, handle, kind=kind, limit=limit, enclosing=enclosing)
+        loop = Loop(full, position, handle, kind=kind, limit=limit, enclosing=enclosing, per_epoch=per_epoch)
+        if enclosing is not None:
+            self._refuse_used_up(loop, epoch=enclosing.position.done)
         if enclosing is None:
             self.outermost.append(loop)
         self.active.append(loop)
@@ -388,6 +395,26 @@ class Loops:
             self.active.remove(loop)
             if enclosing is not None and not loop.ended:
                 enclosing.left_inside = True
+
+    def _belong_to_epoch(self, loop: Loop) -> None:
+        """Note the enclosing epoch; a stop of an earlier one is over."""
+        if loop.enclosing is None:
+            return
+        if loop.position.within != loop.enclosing.position.done:
+            loop.position.stopped = False
+        loop.position.within = loop.enclosing.position.done
+
+    def _refuse_used_up(self, loop: Loop, *, epoch: int) -> None:
+        """A limit counts over all epochs. One that an earlier epoch has reached would skip this one in silence."""
+        position = loop.position
+        if position.within in (None, epoch) or self.positions.passed(loop.name):
+            return
+        if not loop.per_epoch and loop.limit is not None and position.done >= loop.limit:
+            raise RunError(
+                f"loop {loop.name!r} reached its limit of {loop.limit} in an earlier epoch: limits are totals over "
+                f"all epochs, so that nothing would run in epoch {epoch}. Make the limit grow with the epoch, such "
+                "as n * (epoch + 1), or let run.steps(loader) make one pass in each"
+            )
 
     def _refuse_open_body(self, kind: str) -> None:
         """A body that is one step has no position inside it, so that a resume could not come back to a loop there."""

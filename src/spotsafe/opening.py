@@ -77,7 +77,8 @@ def claim_attempt(
         RunInUse: another job lives on this folder.
     """
     listing = look(store)
-    choice = choose(store, listing, emit=emit)
+    first = _records(store, [one for one in listing.attempts[:1] if one == 1], emit=emit)
+    choice = choose(store, listing, run=first[0].run if first else None, emit=emit)
     if choice is None:
         check_history(store, listing=listing)
     _check_resume(store, options, choice)
@@ -118,7 +119,7 @@ def load_newest(store: Store, claimed: Claimed, *, emit: Callable[[Event], None]
     unusable: dict[str, str] = {}
     for _ in range(_TRIES):
         listing = look(store)
-        choice = choose(store, listing, emit=emit, unusable=unusable)
+        choice = choose(store, listing, run=claimed.record.run, emit=emit, unusable=unusable)
         if choice is None:
             check_history(store, listing=listing, reasons=unusable)
             return Opened(claimed=claimed, choice=None, loaded=None)
@@ -127,6 +128,12 @@ def load_newest(store: Store, claimed: Claimed, *, emit: Callable[[Event], None]
         except StorageNotFound:
             continue  # an older attempt's retention took it away meanwhile: list and choose again
         if loaded is not None:
+            if not choice.manifest.health.healthy:
+                emit(
+                    Warned(
+                        message=f"resuming from {choice.name} although it is unhealthy: there is no healthy one"
+                    )
+                )
             return Opened(claimed=claimed, choice=choice, loaded=loaded)
     raise NoUsableCheckpoint(
         f"{store.url}: {_TRIES} times a checkpoint vanished while it was read; does another job delete here?",

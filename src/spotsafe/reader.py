@@ -96,13 +96,19 @@ class Loaded:
 
 
 def choose(
-    store: Store, listing: Listing, *, emit: Emit | None = None, unusable: Mapping[str, str] | None = None
+    store: Store,
+    listing: Listing,
+    *,
+    run: str | None = None,
+    emit: Emit | None = None,
+    unusable: Mapping[str, str] | None = None,
 ) -> Choice | None:
     """The checkpoint to resume from, by the manifests alone: the newest healthy, else the newest.
 
     Args:
         store: the run.
         listing: a look at it.
+        run: the run's id, if it is known: a checkpoint of another run that got into this folder is passed over.
         emit: told about each one that is passed over.
         unusable: names whose data proved damaged or missing, with the reason.
 
@@ -115,7 +121,7 @@ def choose(
         StorageError: one could not be read.
     """
     reasons: dict[str, str] = {}
-    choice = pick(candidates(store, listing), unusable=unusable or {}, reasons=reasons)
+    choice = pick(candidates(store, listing), run=run, unusable=unusable or {}, reasons=reasons)
     if choice is None and reasons:
         raise _none_usable(store, reasons)
     if choice is not None and emit is not None:
@@ -125,7 +131,11 @@ def choose(
 
 
 def pick(
-    found: Iterable[Candidate], *, unusable: Mapping[str, str], reasons: MutableMapping[str, str]
+    found: Iterable[Candidate],
+    *,
+    unusable: Mapping[str, str],
+    reasons: MutableMapping[str, str],
+    run: str | None = None,
 ) -> Choice | None:
     """The decision itself, on candidates newest first; reads no further than it must.
 
@@ -133,6 +143,7 @@ def pick(
         found: what exists, newest first.
         unusable: names that cannot be used although their manifests can be read.
         reasons: receives why each one that was looked at is not the choice.
+        run: the run's id, if it is known.
 
     Raises:
         UnsupportedFormat: one of a newer version comes before the choice.
@@ -145,7 +156,7 @@ def pick(
         newest = newest or candidate.name
         if isinstance(candidate.fault, UnsupportedFormat):
             raise candidate.fault
-        reason = candidate.reason or unusable.get(name, "")
+        reason = candidate.reason or unusable.get(name, "") or _stranger(candidate, run)
         if not reason and candidate.manifest is not None and not candidate.manifest.health.healthy:
             reason = _sick(candidate.manifest)
             if sick is None:
@@ -159,6 +170,15 @@ def pick(
     if sick is None or newest is None:
         return None
     return Choice(candidate=sick, newest=newest, passed_over=before_sick, unhealthy_passed_to=None)
+
+
+def _stranger(candidate: Candidate, run: str | None) -> str:
+    manifest = candidate.manifest
+    if run is None or manifest is None or manifest.run == run:
+        return ""
+    return (
+        f"it is of run {manifest.run}, and this folder is run {run}; init_from= takes values of another run"
+    )
 
 
 def _sick(manifest: Manifest) -> str:

@@ -90,6 +90,9 @@ class SafePoints:
         """Everything is tracked by now: judge it."""
         self.tracker.judge()
         self.activity.track(self.tracker.optimizers)
+        for name in self.tracker.without_schedulers():
+            text = f"{name} has a learning rate schedule, but no scheduler of it is tracked: a resume starts it anew"
+            self.emit(events.Warned(message=f"{text}. Give it to the session, scheduler=..."))
         self._say_interval()
         self.mark_safe()
 

@@ -72,6 +72,7 @@ class Saver:
     _submitted_at: float = 0.0
     _unreported: int = 0
     _skip_said: bool = False
+    _sick_said: bool = False
 
     def __post_init__(self) -> None:
         self._last_time = self.clock.monotonic()
@@ -252,6 +253,7 @@ class Saver:
             self._durable_step = result.name.step
             self.cost = SaveCost(blocking_s=blocked, write_s=result.write_s)
             self._in_a_row = self._unreported = 0
+            self._say_health(result)
             return
         if result.superseded_by is not None and result.error is None:
             return
@@ -259,6 +261,13 @@ class Saver:
         self._in_a_row += 1
         self._unreported += 1
         self.failures.append(f"{result.name}: {type(result.error).__name__}: {result.error}")
+
+    def _say_health(self, result: SaveResult) -> None:
+        """Once when values stop being finite, and again only after they were."""
+        if not result.healthy and not self._sick_said:
+            text = f"checkpoint {result.name} holds values that are not finite"
+            self.emit(events.Warned(message=f"{text}; a resume prefers the newest one before that"))
+        self._sick_said = not result.healthy
 
     def _say_skipped(self, step: int) -> None:
         if not self._skip_said:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from spotsafe.checkpoint.typed_scalars import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
@@ -202,6 +203,23 @@ class Tracker:
         return KeptState([part for _, part in self._parts()], values)
 
     # -- owners of parameters ----------------------------------------------------------------------------------
+
+    def holds_parameters_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether any parameter of an optimizer belongs to a tracked object."""
+        names = self._names()
+        return any(id(parameter) in names.of for parameter in parameters_of(optimizer))
+
+    def without_schedulers(self) -> list[str]:
+        """Types of tracked optimizers whose learning rate somebody schedules who is not tracked."""
+        parts = [part for _, part in self._parts()]
+        scheduled = {id(getattr(part, "optimizer", None)) for part in parts if isinstance(part, LRScheduler)}
+        return [
+            type(part).__name__
+            for part in parts
+            if isinstance(part, torch.optim.Optimizer)
+            and id(part) not in scheduled
+            and any("initial_lr" in group for group in part.param_groups)
+        ]
 
     def unowned(self) -> list[tuple[str, torch.Tensor]]:
         """Parameters of tracked optimizers that no tracked object owns: path of the optimizer, parameter."""

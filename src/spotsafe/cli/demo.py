@@ -43,7 +43,7 @@ def command(
 
     ARGUMENTS behind -- are given to the training script, such as: spotsafe demo -- --layers 2
 
-    It takes about a minute on two cores. Exit code 1 if anything differs.
+    It takes one to two minutes on two cores. Exit code 1 if anything differs.
     """
     from spotsafe.cli.demo_compare import Check, compare_snapshots, compare_steps
     from spotsafe.cli.demo_report import good, print_report, progress, report
