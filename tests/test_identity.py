@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import re
 import socket
@@ -11,7 +12,7 @@ import sys
 import pytest
 
 from spotsafe import identity
-from spotsafe.identity import Identity, is_running, new_nonce
+from spotsafe.identity import NONCES, Identity, is_running, new_nonce
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "job7"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "2", "SLURM_JOB_ID": "4711"}
@@ -142,3 +143,14 @@ def test_a_zombie_does_not_run() -> None:
 
     assert not is_running(child.pid)
     child.wait()
+
+
+def test_a_test_can_say_which_nonces_come() -> None:
+    """A context of its own may have nonces of its own; everybody else's stay random."""
+
+    def repeatable() -> str:
+        NONCES.set(lambda: "0123abcd")
+        return new_nonce()
+
+    assert contextvars.Context().run(repeatable) == "0123abcd"
+    assert new_nonce() != "0123abcd"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -390,3 +391,19 @@ def test_a_manifest_without_parts_is_damaged() -> None:
         load_verified(store, empty)
     with pytest.raises(DamagedCheckpoint, match="no index"):
         read_description(store, empty)
+
+
+def test_one_thread_is_the_callers_own() -> None:
+    """With one thread every read happens in the caller's, one after another."""
+    threads: set[int] = set()
+
+    def watch(_: str, __: str, ___: int) -> Exception | None:
+        threads.add(threading.get_ident())
+        return None
+
+    store = written(1.0)
+    choice = choose(store, look(store))
+    assert choice is not None
+    loaded = load_verified(FailingStore(store, fail=watch), choice.candidate, threads=1)
+    assert loaded.saved.tensors["a"].tolist() == [1.0] * 1000
+    assert threads == {threading.get_ident()}

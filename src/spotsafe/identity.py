@@ -7,8 +7,12 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+
+NONCES: ContextVar[Callable[[], str]] = ContextVar("spotsafe_nonces", default=lambda: secrets.token_hex(4))
+"""Where nonces come from. Only a test that must be repeatable sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,7 @@ class Identity:
 
 def new_nonce() -> str:
     """Eight hexadecimal digits that no other writer has."""
-    return secrets.token_hex(4)
+    return NONCES.get()()
 
 
 def is_running(pid: int) -> bool:

@@ -28,7 +28,15 @@ from spotsafe.identity import Identity, is_running
 from spotsafe.ledger.reading import past_attempts, read_end, read_heartbeat, read_step
 from spotsafe.options import InitFrom, Options
 from spotsafe.policy.restarts import PastAttempt, restart_loop
-from spotsafe.reader import Choice, Loaded, choose, load_chosen, load_verified, read_description
+from spotsafe.reader import (
+    THREADS,
+    Choice,
+    Loaded,
+    choose,
+    load_chosen,
+    load_verified,
+    read_description,
+)
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
 from spotsafe.tracking import Tracker
@@ -102,8 +110,16 @@ def claim_attempt(
     return Claimed(record=record, furthest_step=furthest, restart_loop=loop)
 
 
-def load_newest(store: Store, claimed: Claimed, *, emit: Callable[[Event], None]) -> Opened:
+def load_newest(
+    store: Store, claimed: Claimed, *, emit: Callable[[Event], None], threads: int = THREADS
+) -> Opened:
     """Choose again, now that the claim keeps older attempts from deleting, and read it whole.
+
+    Args:
+        store: the run.
+        claimed: from `claim_attempt`.
+        emit: told what happens.
+        threads: blocks read at the same time, as for `load_chosen`.
 
     Raises:
         RestartLoop: this start should not go on. It is on record by now, so that a person who starts again
@@ -124,7 +140,7 @@ def load_newest(store: Store, claimed: Claimed, *, emit: Callable[[Event], None]
             check_history(store, listing=listing, reasons=unusable)
             return Opened(claimed=claimed, choice=None, loaded=None)
         try:
-            loaded = load_chosen(store, choice, emit=emit, unusable=unusable)
+            loaded = load_chosen(store, choice, emit=emit, unusable=unusable, threads=threads)
         except StorageNotFound:
             continue  # an older attempt's retention took it away meanwhile: list and choose again
         if loaded is not None:
