@@ -237,14 +237,19 @@ def test_a_stop_iteration_out_of_the_dataset_is_not_the_end(workers: int, sample
 def test_the_end_of_an_epoch_is_known_before_it_is_left(traced: Make) -> None:
     """The loop runs the tail of an epoch between its last step and `finish_epoch`."""
     feed = ours(traced(18))
-    assert (feed.epoch, feed.ended, feed.remaining(), feed.samples()) == (0, False, 5, 0)
+    assert (feed.epoch, feed.ended, feed.remaining(), feed.state()["samples"]) == (0, False, 5, 0)
     feed.committed(5)
-    assert (feed.epoch, feed.ended, feed.remaining(), feed.samples()) == (0, True, 0, 18)
+    assert (feed.epoch, feed.ended, feed.remaining(), feed.state()["samples"]) == (0, True, 0, 18)
     resumed = moved(feed, ours(traced(18)))
-    assert (resumed.epoch, resumed.ended, resumed.samples()) == (0, True, 18)
+    assert (resumed.epoch, resumed.ended, resumed.state()["samples"]) == (0, True, 18)
     assert list(resumed.start()) == []
     resumed.finish_epoch()
-    assert (resumed.epoch, resumed.ended, resumed.remaining(), resumed.samples()) == (1, False, 5, 18)
+    assert (resumed.epoch, resumed.ended, resumed.remaining(), resumed.state()["samples"]) == (
+        1,
+        False,
+        5,
+        18,
+    )
 
 
 def test_the_state_is_small_and_the_same_for_any_number_of_workers(traced: Make) -> None:
@@ -331,7 +336,7 @@ def test_another_order_begins_the_epoch_anew_if_that_is_chosen(traced: Make, cho
     warnings: list[str] = []
     feed = feed_for(ResumableDataLoader(traced(21), 4, True), resume_data=choice, warn=warnings.append)
     moved(first, feed)
-    assert (feed.epoch, feed.remaining(), feed.samples()) == (1, 6, 28)
+    assert (feed.epoch, feed.remaining(), feed.state()["samples"]) == (1, 6, 28)
     assert "length: saved 20, now 21" in warnings[0]
 
 

@@ -165,4 +165,4 @@ def test_one_iter_for_each_resume() -> None:
 def test_only_the_iterator_knows_the_end() -> None:
     """No length is assumed."""
     feed = make()
-    assert (feed.ended, feed.remaining(), feed.samples(), feed.epoch) == (None, None, 0, 0)
+    assert (feed.ended, feed.remaining(), feed.place_of(feed.state()), feed.epoch) == (None, None, None, 0)

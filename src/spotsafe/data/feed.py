@@ -82,10 +82,6 @@ class Feed(Protocol):
         """Epoch and samples of a saved position, if it surely belongs to the same data; else None."""
         ...
 
-    def samples(self) -> int:
-        """Samples committed over all epochs; 0 if unknown."""
-        ...
-
 
 def feed_for(loader: Iterable[Any], *, resume_data: str | None, warn: Callable[[str], None]) -> Feed:
     """The feed for a loader.

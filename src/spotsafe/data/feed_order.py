@@ -39,7 +39,7 @@ class OrderFeed:
         self._resume_data = resume_data
         self._warn = warn
         self._cursor = Cursor()
-        self._samples = 0
+        self._samples = 0  # over all epochs
 
     @classmethod
     def of_sampler(
@@ -87,10 +87,6 @@ class OrderFeed:
     def epoch(self) -> int:
         """The epoch of the position."""
         return self._cursor.epoch
-
-    def samples(self) -> int:
-        """Samples committed over all epochs."""
-        return self._samples
 
     def state(self) -> dict[str, Any]:
         """About 150 bytes, whatever the dataset and the number of workers."""

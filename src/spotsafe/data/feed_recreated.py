@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from spotsafe.data.feed_state import Warn, closing, count_in, epoch_to_repeat, state_of_kind
+from spotsafe.data.feed_state import ForeignFeed, Warn, count_in, epoch_to_repeat, state_of_kind
 from spotsafe.data.loader import BatchIterator
 from spotsafe.errors import StateMismatch
 from spotsafe.tensors.rng import Json, RngSnapshot, capture_rng, decode_bytes, encode_bytes
 
 
-class RecreatedFeed:
+class RecreatedFeed(ForeignFeed):
     """A loader that knows nothing of positions; the iterator is made again after a resume.
 
     Args:
@@ -24,11 +24,9 @@ class RecreatedFeed:
     """
 
     def __init__(self, loader: Iterable[Any], *, mode: str, sized: bool, warn: Warn) -> None:
-        self._loader = loader
+        super().__init__(loader, warn=warn)
         self._mode = mode
         self._length = len(loader) if sized else None  # type: ignore[arg-type] # map-style DataLoaders have one
-        self._warn = warn
-        self._epoch = 0
         self._batches = 0
         self._origin: _Origin | None = None
         """The generators just before the epoch's iterator was made, and thus the order."""
@@ -53,9 +51,6 @@ class RecreatedFeed:
             iterator.peek()  # samplers draw their order with the first batch, not when the iterator is made
         now.restore()
         return iterator
-
-    def _iterator(self) -> BatchIterator:
-        return closing(self._loader, iter(self._loader))
 
     def _skip(self, iterator: BatchIterator) -> None:
         for done in range(self._batches):
@@ -83,19 +78,6 @@ class RecreatedFeed:
     def finish_epoch(self) -> None:
         """Move to the start of the next epoch."""
         self._epoch, self._batches, self._origin = self._epoch + 1, 0, None
-
-    @property
-    def epoch(self) -> int:
-        """Epochs finished."""
-        return self._epoch
-
-    def place_of(self, state: Any) -> None:  # noqa: ARG002 - the protocol's
-        """Not known: two loaders of one kind may have different data."""
-        return
-
-    def samples(self) -> int:
-        """Not known."""
-        return 0
 
     def state(self) -> dict[str, Any]:
         """The count and, unless "fresh", the generators from which the order was made."""

@@ -1,4 +1,4 @@
-"""What the kinds of feeds share: reading their states, closing their iterators."""
+"""What the kinds of feeds share: reading their states, closing iterators; and what is known of foreign loaders."""
 
 from __future__ import annotations
 
@@ -16,6 +16,32 @@ Warn: TypeAlias = Callable[[str], None]
 def closing(loader: object, batches: Iterator[Any]) -> BatchIterator:
     """The iterator of `loader`, with a `close` that ends its workers unless they are persistent."""
     return BatchIterator(batches, keep_workers=bool(getattr(loader, "persistent_workers", False)))
+
+
+class ForeignFeed:
+    """What holds for every loader that is not ours: its epochs are counted, of its data nothing is known.
+
+    Args:
+        loader: the user's loader.
+        warn: called with one line for a person.
+    """
+
+    def __init__(self, loader: Any, *, warn: Warn) -> None:
+        self._loader = loader
+        self._warn = warn
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished."""
+        return self._epoch
+
+    def place_of(self, state: Any) -> None:  # noqa: ARG002 - the protocol's
+        """Not known: two loaders of one kind may have different data."""
+        return
+
+    def _iterator(self) -> BatchIterator:
+        return closing(self._loader, iter(self._loader))
 
 
 def state_of_kind(state: Any, kind: str) -> Mapping[str, Any]:

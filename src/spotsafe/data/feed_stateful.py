@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from spotsafe.data.feed_state import Warn, closing, count_in, epoch_to_repeat, state_of_kind
+from spotsafe.data.feed_state import ForeignFeed, Warn, count_in, epoch_to_repeat, state_of_kind
 from spotsafe.data.loader import BatchIterator
 from spotsafe.errors import StateMismatch
 
 
-class StatefulFeed:
+class StatefulFeed(ForeignFeed):
     """A loader that keeps its own position by `state_dict` and `load_state_dict`.
 
     Its state counts yielded batches. It is taken when all yielded batches are committed: when asked for
@@ -24,10 +24,8 @@ class StatefulFeed:
     """
 
     def __init__(self, loader: Any, *, resume_data: str | None, warn: Warn) -> None:
-        self._loader = loader
+        super().__init__(loader, warn=warn)
         self._resume_data = resume_data
-        self._warn = warn
-        self._epoch = 0
         self._uncommitted = 0
         self._known: Any = None
         """The loader's state at the committed position; None: as the program made it."""
@@ -44,11 +42,11 @@ class StatefulFeed:
             if (
                 self._leave_epoch
             ):  # take up the unfinished epoch and let go of it: the next `iter` is a new one
-                closing(self._loader, iter(self._loader)).close()
+                self._iterator().close()
         self._leave_epoch = False
         self._uncommitted = 0
         self._exhausted = False
-        batches = _Watched(closing(self._loader, iter(self._loader)), self)
+        batches = _Watched(self._iterator(), self)
         self._live = True
         return batches
 
@@ -70,19 +68,6 @@ class StatefulFeed:
         self._leave_epoch = not self._exhausted
         self._exhausted = True
         self._epoch += 1
-
-    @property
-    def epoch(self) -> int:
-        """Epochs finished."""
-        return self._epoch
-
-    def place_of(self, state: Any) -> None:  # noqa: ARG002 - the protocol's
-        """Not known: two loaders of one kind may have different data."""
-        return
-
-    def samples(self) -> int:
-        """Not known."""
-        return 0
 
     def state(self) -> dict[str, Any]:
         """What the loader says, and in which epoch."""
