@@ -49,6 +49,7 @@ from spotsafe.policy.retention import best, every, latest
 if TYPE_CHECKING:
     from spotsafe.data.loader import ResumableDataLoader
     from spotsafe.data.sampler import ResumableSampler
+    from spotsafe.loading import load
     from spotsafe.options import InitFrom
     from spotsafe.reclaim.notice import NoticeKind, ReclaimNotice
     from spotsafe.run import Run, session
@@ -62,6 +63,7 @@ _LAZY = {
     "ResumableDataLoader": "spotsafe.data.loader",
     "ResumableSampler": "spotsafe.data.sampler",
     "Run": "spotsafe.run",
+    "load": "spotsafe.loading",
     "session": "spotsafe.run",
 }
 
@@ -103,6 +105,7 @@ __all__ = [
     "every_steps",
     "every_time",
     "latest",
+    "load",
     "never",
     "session",
 ]

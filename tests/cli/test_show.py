@@ -38,7 +38,13 @@ def test_json_holds_all_of_it(tmp_path, call):
     answer = json.loads(call("show", f"{tmp_path}@5", "--json").stdout)
 
     assert (answer["name"], answer["step"], answer["metrics"]) == (str(name), 5, {"val_loss": 0.5})
-    assert answer["state"] == ["optimizer.param_groups", "scheduler.last_epoch"]
+    assert answer["state"] == [
+        "optimizer.param_groups",
+        "run.positions",
+        "run.rng",
+        "run.values",
+        "scheduler.last_epoch",
+    ]
     assert answer["tensors"][0] == {
         "name": "model.weight",
         "dtype": "float32",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,19 +13,20 @@ from spotsafe import human
 from spotsafe.checkpoint.candidates import read_index
 from spotsafe.checkpoint.index import Index, TensorEntry
 from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.checkpoint.naming import contents
 from spotsafe.cli.output import print_json, print_table
 from spotsafe.cli.target import chosen, json_option, open_target, target_argument
 
-_DEPTH = 3  # of the keys of state that are shown
+_SHOWN = 40  # names of what is no tensor; --json has all of them
 
 
 @click.command("show")
 @target_argument
 @json_option
 def command(target: str, *, as_json: bool) -> None:
-    """Show what is in one checkpoint: tensors with dtype, shape and size, and the keys of all other state.
+    """Show what is in one checkpoint: tensors with dtype, shape and size, and the names of all other state.
 
-    Without @ it is the latest of the run. No tensor is read.
+    Without @ it is the latest of the run. No tensor is read. The names are what `spotsafe.load` takes.
     """
     store, selector = open_target(target)
     candidate = chosen(store, selector)
@@ -33,7 +34,8 @@ def command(target: str, *, as_json: bool) -> None:
     assert manifest is not None, "`resolve` answers only published checkpoints"
     indexes = [read_index(store, candidate, part) for part in manifest.parts]
     tensors = _merged(indexes)
-    keys = sorted({key for index in indexes for key in _keys(index.state)})
+    named = contents(indexes, checkpoint=str(manifest.name))
+    keys = sorted(named.values.keys() - {tensor["name"] for tensor in tensors})
     if as_json:
         print_json({"url": store.url, **_header(manifest), "tensors": tensors, "state": keys})
     else:
@@ -74,16 +76,6 @@ def _tensor(entry: TensorEntry) -> dict[str, Any]:
     return {**facts, "bytes": 0, "files": []}
 
 
-def _keys(state: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[str]:
-    """Paths of the plain dicts inside the state, down to `_DEPTH`; a typed node counts as a value."""
-    for key, value in state.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, dict) and value and "$" not in value and depth < _DEPTH:
-            yield from _keys(value, f"{path}.", depth + 1)
-        else:
-            yield path
-
-
 def _print(manifest: Manifest, *, tensors: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
     health = "ok" if manifest.health.healthy else "not finite: " + ", ".join(manifest.health.nonfinite)
     facts = {
@@ -99,7 +91,8 @@ def _print(manifest: Manifest, *, tensors: Sequence[Mapping[str, Any]], keys: Se
         click.echo(f"{name}: {text}")
     elements = sum(math.prod(tensor["shape"]) for tensor in tensors)
     size = human.size(manifest.total_bytes)
-    click.echo(f"state: {', '.join(keys) or 'none besides tensors'}\n")
+    more = f", ... ({len(keys) - _SHOWN} more with --json)" if len(keys) > _SHOWN else ""
+    click.echo(f"state: {', '.join(keys[:_SHOWN]) or 'none besides tensors'}{more}\n")
     print_table(
         ("tensor", "dtype", "shape", "size>", "role"),
         [

@@ -25,17 +25,24 @@ class Source:
 
     What `decode` and `tensor` return is a copy that the object may keep and change; aliases inside it stay
     aliases.
+
+    Args:
+        tensors: what the checkpoint holds, by name.
+        on_cpu: leave every tensor on the CPU, whatever it was on.
+        lenient: give an `Unbound` for an Enum or a dataclass without a live counterpart instead of an error.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], *, on_cpu: bool = False) -> None:
-        self._tensors, self._on_cpu = tensors, on_cpu
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], *, on_cpu: bool = False, lenient: bool = False
+    ) -> None:
+        self._tensors, self._on_cpu, self._lenient = tensors, on_cpu, lenient
         self._copies: dict[tuple[str, torch.device], torch.Tensor] = {}
 
     def decode(self, node: Json, live: object = typed.MISSING) -> Any:
         """The value of a typed tree. `live` is the object's value now: devices and classes follow it."""
         if isinstance(node, Mapping) and node.get("$") == "tensor":
             return self._leaf(node, live)
-        return typed.decode(node, leaf=self._leaf, live=live)
+        return typed.decode(node, leaf=self._leaf, live=live, lenient=self._lenient)
 
     def on_cpu(self) -> Source:
         """The same, but every tensor stays on the CPU whatever it was on."""
