@@ -349,7 +349,7 @@ def test_sweep_reads_no_manifest_of_an_emptied_folder() -> None:
     gc.apply_retention(store, attempt=2, retention=TWO, on_event=RecordingSink().emit)
     counting = CountingStore(store)
     gc.sweep(counting, attempt=2, on_event=RecordingSink().emit)
-    assert [operation.name for operation in counting.operations] == ["list", "names"]
+    assert [operation.name for operation in counting.operations] == ["list", "begun"]
     assert len(names) == 5
 
 
@@ -373,8 +373,11 @@ def test_sweep_goes_on_where_an_unfinished_file_is_not_given_up(error: StorageEr
     """It is reported; only a store that does not answer ends the sweep."""
 
     class Hiding(FailingStore):
-        def names(self, folder: str) -> list[str]:
-            return [*super().names(folder), str(CheckpointName(1, 9, 9, "00000000")), "no checkpoint"]
+        def begun(self, folder: str) -> list[str]:
+            return [
+                f"{CheckpointName(1, 9, 9, '00000000').folder}/data-00000-000.safetensors",
+                f"{folder}/other",
+            ]
 
     store, _ = published([1], [2])
     sink = RecordingSink()

@@ -452,6 +452,8 @@ def test_abort_uploads_removes_temporary_files(tmp_path: Path) -> None:
     for folder in ("a", "c/d", "e"):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / f"{TEMPORARY}1").write_bytes(b"half")
+    assert store.begun("c") == [f"c/d/{TEMPORARY}1"]
+    assert store.begun("") == [f"{folder}/{TEMPORARY}1" for folder in ("a", "c/d", "e")]
     store.abort_uploads("c")
     assert not (tmp_path / "c").exists()
     assert len(temporaries(tmp_path)) == 2

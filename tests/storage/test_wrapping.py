@@ -58,6 +58,7 @@ def test_every_method_goes_through_around_once(tmp_path: Path) -> None:
     assert store.names("a") == ["create", "large", "put", "replace"]
     assert store.list("a")[0] == Entry("a/create", 1)
     store.delete("a/put")
+    assert store.begun("a") == []
     store.abort_uploads("a")
     assert store.noted == [
         Operation("put", "a/put"),
@@ -70,7 +71,8 @@ def test_every_method_goes_through_around_once(tmp_path: Path) -> None:
         Operation("names", "a"),
         Operation("list", "a"),
         Operation("delete", "a/put"),
+        Operation("begun", "a"),
         Operation("abort_uploads", "a"),
     ]
     assert store.url == str(tmp_path)
-    assert len(store.noted) == 11
+    assert len(store.noted) == 12

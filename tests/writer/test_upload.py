@@ -102,7 +102,7 @@ def test_order_of_a_save() -> None:
         ("create", "000001.published"),
         ("read", "000002.json"),
     ]
-    assert {verb for verb, _ in made[10:]} == {"list", "names", "read"}
+    assert {verb for verb, _ in made[10:]} == {"begun", "list", "read"}
 
 
 def test_files_are_the_staged_bytes() -> None:

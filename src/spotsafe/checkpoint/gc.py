@@ -7,7 +7,7 @@ garbage and is reported; it never makes a save fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 
 from spotsafe.checkpoint.candidates import Candidate, by_folder, missing_from, read_candidate
@@ -140,20 +140,18 @@ def sweep(store: Store, *, attempt: int, on_event: Emit) -> list[CheckpointName]
             continue
         _delete_files(store, name, on_event=on_event, keep=frozenset(map(name.file, marker.in_use)))
         swept.append(name)
-    _abort_first_uploads(store, folders, attempt=attempt, on_event=on_event)
+    _abort_uploads(store, attempt=attempt, on_event=on_event)
     return swept
 
 
-def _abort_first_uploads(
-    store: Store, listed: Container[CheckpointName], *, attempt: int, on_event: Emit
-) -> None:
+def _abort_uploads(store: Store, *, attempt: int, on_event: Emit) -> None:
     """Of a save that was killed inside its first file nothing is listed, but that file may be a large one.
 
     No name has to be decided: a writer that lives on and loses the file it is writing fails, and may try again.
     """
-    for folder in store.names(CHECKPOINTS):
+    for folder in sorted({path.split("/")[1] for path in store.begun(CHECKPOINTS) if "/" in path}):
         name = CheckpointName.parse(folder)
-        if name is None or name.attempt >= attempt or name in listed:
+        if name is None or name.attempt >= attempt:
             continue
         try:
             store.abort_uploads(name.folder)

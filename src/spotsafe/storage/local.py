@@ -138,6 +138,13 @@ class LocalStore:
                 os.unlink(final)
             self._tidy(os.path.dirname(final))
 
+    def begun(self, folder: str) -> list[str]:
+        """Paths of the temporary files below `folder`, of writes that go on or never ended."""
+        start = self._full(check_folder(folder))
+        with translated("list", path=folder, where=start):
+            found = [entry.path for entry in _walk(start) if is_temporary(entry.name)]
+        return sorted(os.path.relpath(path, self._root) for path in found)
+
     def abort_uploads(self, folder: str) -> None:
         """Remove the temporary files below `folder` of writes that never ended, whoever began them."""
         with translated("clean up", path=folder, where=self._full(check_folder(folder))):

@@ -145,6 +145,11 @@ class FsspecStore:
         with suppress(StorageNotFound), self._translated("delete", path):
             self._open().fs.rm_file(key)
 
+    def begun(self, folder: str) -> list[str]:
+        """None: fsspec shows no uploads that were begun."""
+        check_folder(folder)
+        return []
+
     def abort_uploads(self, folder: str) -> None:
         """Nothing: fsspec shows no uploads that were begun. A life-cycle rule of the bucket removes them."""
         check_folder(folder)

@@ -88,6 +88,14 @@ class Store(Protocol):
         """Delete an object; deleting one that is not there is no error."""
         ...
 
+    def begun(self, folder: str) -> list[str]:
+        """Paths below `folder` of writes that were begun and never completed, by whomever, sorted.
+
+        As far as the store can tell: a client that shows none answers with an empty list. A path may be that of
+        the object that was to be, or of a temporary one beside it.
+        """
+        ...
+
     def abort_uploads(self, folder: str) -> None:
         """Give up writes below `folder` that were begun and never completed, by whomever."""
         ...

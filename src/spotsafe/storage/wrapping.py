@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 WRITES = frozenset({"put", "put_large", "create", "replace", "delete", "abort_uploads"})
 """Names of the operations that change something."""
-READS = frozenset({"read", "read_into", "size", "list", "names"})
+READS = frozenset({"read", "read_into", "size", "list", "names", "begun"})
 """Names of the operations that only look."""
 
 
@@ -80,6 +80,10 @@ class WrappingStore:
     def delete(self, path: str) -> None:
         """See `Store.delete`."""
         self.around(Operation("delete", path), lambda: self.inner.delete(path))
+
+    def begun(self, folder: str) -> list[str]:
+        """See `Store.begun`."""
+        return self.around(Operation("begun", folder), lambda: self.inner.begun(folder))
 
     def abort_uploads(self, folder: str) -> None:
         """See `Store.abort_uploads`."""

@@ -85,6 +85,10 @@ class MemoryStore:
         with self._lock:
             self.objects.pop(path, None)
 
+    def begun(self, folder: str) -> builtins.list[str]:  # noqa: ARG002 - it is the protocol's
+        """See `Store.begun`; nothing is ever half written here."""
+        return []
+
     def abort_uploads(self, folder: str) -> None:
         """See `Store.abort_uploads`; nothing is ever half written here."""
 

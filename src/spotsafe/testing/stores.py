@@ -330,6 +330,7 @@ class StoreConformance:
         """Giving up begun writes touches no object, and may be done where nothing is."""
         store.put("folder/a", b"x")
         for folder in ("", "folder", "none/such"):
+            assert store.begun(folder) == []
             store.abort_uploads(folder)
         assert store.list("") == [Entry("folder/a", 1)]
 
@@ -364,6 +365,7 @@ class StoreConformance:
             lambda: store.list(path),
             lambda: store.names(path),
             lambda: store.delete(path),
+            lambda: store.begun(path),
             lambda: store.abort_uploads(path),
         ]
         for call in calls:
