@@ -74,7 +74,7 @@ def write(run: Path, name: CheckpointName, arrays: dict[str, np.ndarray[Any, Any
 
 
 def read_newest(run: Path) -> tuple[str, dict[str, np.ndarray[Any, Any]], Any]:
-    """A reader from section 10 of the specification; nothing here comes from spotsafe."""
+    """A reader from the last section of the specification; nothing here comes from spotsafe."""
     found = []
     for folder in (run / "checkpoints").iterdir():
         match = re.fullmatch(r"a(\d{6,})-s(\d{9,})-(\d{4,})-([0-9a-f]{8})", folder.name)

@@ -343,13 +343,29 @@ def test_sweep_leaves_what_it_cannot_read() -> None:
     assert store.objects == before
 
 
+def test_sweep_removes_half_a_heartbeat_of_older_attempts_only(tmp_path: Path) -> None:
+    """A heartbeat that was killed inside its write is garbage; that of this attempt is being written now."""
+    store = LocalStore(tmp_path)
+    for number in (1, 2, 3):
+        store.put(f"ledger/{number:06d}/heartbeat.json", b"{}")
+    halves = [tmp_path / f"ledger/{folder}/.tmp-00" for folder in ("000001", "000002", "000003", "notes")]
+    halves[-1].parent.mkdir()
+    for half in halves:
+        half.write_bytes(b"{")
+
+    gc.sweep(store, attempt=3, on_event=RecordingSink().emit)
+
+    assert [half.exists() for half in halves] == [False, False, True, True]
+    assert len(store.list("ledger")) == 3
+
+
 def test_sweep_reads_no_manifest_of_an_emptied_folder() -> None:
     """Markers that stay behind cost a later sweep nothing."""
     store, names = published([1, 2, 3], [4, 5])
     gc.apply_retention(store, attempt=2, retention=TWO, on_event=RecordingSink().emit)
     counting = CountingStore(store)
     gc.sweep(counting, attempt=2, on_event=RecordingSink().emit)
-    assert [operation.name for operation in counting.operations] == ["list", "begun"]
+    assert [operation.name for operation in counting.operations] == ["list", "begun", "begun"]
     assert len(names) == 5
 
 

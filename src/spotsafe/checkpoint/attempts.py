@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from spotsafe.checkpoint import sealed
+from spotsafe.checkpoint.branch import Branch
 from spotsafe.checkpoint.layout import ATTEMPTS, attempt_record
 from spotsafe.errors import DamagedCheckpoint, StorageNotFound, UnsupportedFormat
 from spotsafe.storage.store import Store
@@ -49,6 +50,13 @@ class AttemptRecord:
     """If unhealthy checkpoints were passed over: the healthy one that was chosen instead."""
     version: str = ""
     """The version of spotsafe that wrote the record."""
+    rollbacks: Branch = ()
+    """The rollbacks that count, oldest first. If the last one is of this attempt, the attempt is a rollback."""
+
+    @property
+    def is_rollback(self) -> bool:
+        """Whether the attempt only says where to go on: it has trained nothing and nothing of it is alive."""
+        return bool(self.rollbacks) and self.rollbacks[-1].attempt == self.attempt
 
 
 def printable(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -81,6 +89,7 @@ def decode_record(data: bytes, *, attempt: int) -> AttemptRecord:
         _damaged(attempt, f"it says that it is attempt {record.attempt}")
     if not _NONCE.fullmatch(record.nonce) or not _NONCE.fullmatch(record.run):
         _damaged(attempt, "run and nonce must be eight hexadecimal digits")
+    _check_rollbacks(record)
     return record
 
 
@@ -120,6 +129,19 @@ def newer_attempt(store: Store, attempt: int) -> int | None:
         StorageError: the store could not say.
     """
     return attempt + 1 if attempt_exists(store, attempt + 1) else None
+
+
+def _check_rollbacks(record: AttemptRecord) -> None:
+    numbers = [rollback.attempt for rollback in record.rollbacks]
+    if numbers != sorted(set(numbers)) or not all(0 < number <= record.attempt for number in numbers):
+        _damaged(record.attempt, f"rollbacks of attempts {numbers}")
+    for rollback in record.rollbacks:
+        try:
+            earlier = rollback.name.attempt < rollback.attempt
+        except ValueError as error:
+            _damaged(record.attempt, str(error))
+        if not earlier:
+            _damaged(record.attempt, f"attempt {rollback.attempt} cannot have gone back to {rollback.to}")
 
 
 def _check_format(members: dict[str, Any], *, attempt: int) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 
+from spotsafe.checkpoint.branch import Branch, is_set_aside
 from spotsafe.checkpoint.candidates import Candidate, by_folder, missing_from, read_candidate
-from spotsafe.checkpoint.layout import CHECKPOINTS, CheckpointName
+from spotsafe.checkpoint.layout import CHECKPOINTS, LEDGER, CheckpointName, ledger_folder, parse_ledger_folder
 from spotsafe.checkpoint.manifest import Manifest, Marker, encode_marker
+from spotsafe.checkpoint.pins import pinned
 from spotsafe.errors import StorageError, StorageUnavailable
 from spotsafe.events import CheckpointRetired, DeleteRefused, Event, Warned
 from spotsafe.policy.retention import Keep, Saved, victims
@@ -20,8 +22,15 @@ from spotsafe.storage.store import Store
 
 Emit = Callable[[Event], object]
 
+MayDelete = Callable[[CheckpointName], bool]
+
 ABANDONED = "abandoned"
 RETIRED = "retired"
+
+
+def anything(_name: CheckpointName) -> bool:
+    """On a store with create-if-absent every checkpoint of an older attempt may be deleted."""
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +40,8 @@ class Retention:
     keep: Keep
     resumed_from: str | None
     passed_over: frozenset[str] = frozenset()
+    rollbacks: Branch = ()
+    """What they set aside is neither counted nor touched."""
 
 
 def apply_retention(
@@ -40,6 +51,8 @@ def apply_retention(
     retention: Retention,
     on_event: Emit,
     known: MutableMapping[CheckpointName, Candidate] | None = None,
+    may_delete: MayDelete = anything,
+    now: float = 0.0,
 ) -> list[CheckpointName]:
     """Withdraw what the policy does not keep (rule 7). Call it only right after a publish that `may_delete`.
 
@@ -50,6 +63,8 @@ def apply_retention(
         on_event: is told what was deleted, refused, or left alone and why.
         known: manifests that were read before. They never change but for those that this attempt withdraws,
             so each is read once; updated in place.
+        may_delete: on a store without create-if-absent, which checkpoints have no other writer (rule 12).
+        now: Unix seconds, for readers' pins; by default none of them is over.
 
     Returns:
         What was withdrawn.
@@ -65,15 +80,17 @@ def apply_retention(
         return []
     manifests = [candidate.manifest for candidate in found if candidate.manifest is not None]
     torn = {str(manifest.name) for manifest in manifests if missing_from(manifest, folders[manifest.name])}
+    aside = {str(manifest.name) for manifest in manifests if is_set_aside(manifest.name, retention.rollbacks)}
     chosen = victims(
         [_saved(manifest) for manifest in manifests],
         keep=retention.keep,
         resumed_from=retention.resumed_from,
-        passed_over=retention.passed_over | torn,  # neither counted nor touched: the listing may be old
+        passed_over=retention.passed_over | torn | aside,  # not counted, not touched: the listing may be old
     )
     withdrawn = {one.name for one in chosen}
     names = sorted(manifest.name for manifest in manifests if str(manifest.name) in withdrawn)
-    return retire(store, names, attempt=attempt, on_event=on_event, known=known)
+    names = list(filter(may_delete, names))
+    return retire(store, names, attempt=attempt, on_event=on_event, known=known, now=now)
 
 
 def retire(
@@ -83,8 +100,11 @@ def retire(
     attempt: int,
     on_event: Emit,
     known: MutableMapping[CheckpointName, Candidate] | None = None,
+    now: float = 0.0,
 ) -> list[CheckpointName]:
     """Withdraw published checkpoints: all manifests first, each confirmed; then the files of those confirmed.
+
+    What a reader has pinned is left alone: looked for before the first manifest, and again before the first file.
 
     A manifest of this attempt is deleted, for nobody else can create it. That of another attempt is
     overwritten with a marker: its writer may still live, and must not find the name free.
@@ -96,7 +116,11 @@ def retire(
         StorageUnavailable: the store stopped answering; what is not deleted yet stays as garbage.
     """
     gone = []
-    for name in names:
+    chosen = list(names)
+    kept = pinned(store, chosen, now=now)
+    for name in chosen:
+        if name in kept:
+            continue
         try:
             if known is not None:
                 known.pop(name, None)
@@ -107,13 +131,17 @@ def retire(
             on_event(DeleteRefused(path=name.manifest, error=str(error)))
         else:
             gone.append(name)
+    kept = pinned(store, gone, now=now)
     for name in gone:
-        _delete_files(store, name, on_event=on_event)
+        if name not in kept:
+            _delete_files(store, name, on_event=on_event)
         on_event(CheckpointRetired(checkpoint=str(name)))
     return gone
 
 
-def sweep(store: Store, *, attempt: int, on_event: Emit) -> list[CheckpointName]:
+def sweep(
+    store: Store, *, attempt: int, on_event: Emit, may_delete: MayDelete = anything, now: float = 0.0
+) -> list[CheckpointName]:
     """Delete what older attempts left behind and never published (rule 5).
 
     The name of the manifest is decided first: if the marker cannot be created there, the checkpoint was
@@ -123,6 +151,8 @@ def sweep(store: Store, *, attempt: int, on_event: Emit) -> list[CheckpointName]
         store: the run.
         attempt: the attempt that cleans up, which has published; only lower ones are touched.
         on_event: is told what the store refused to delete.
+        may_delete: as for `apply_retention`.
+        now: as for `apply_retention`.
 
     Returns:
         The checkpoints whose remains were deleted.
@@ -132,33 +162,53 @@ def sweep(store: Store, *, attempt: int, on_event: Emit) -> list[CheckpointName]
     """
     swept = []
     folders = by_folder(store.list(CHECKPOINTS))
-    for name, sizes in sorted(folders.items()):
-        if name.attempt >= attempt or set(sizes) == {name.manifest}:
+    remains = [
+        name
+        for name, sizes in sorted(folders.items())
+        if name.attempt < attempt and set(sizes) != {name.manifest} and may_delete(name)
+    ]
+    # A withdrawn checkpoint can be pinned, but no longer be newly pinned: one look is enough.
+    kept = pinned(store, remains, now=now)
+    for name in remains:
+        sizes = folders[name]
+        if name in kept:
             continue
         marker = _decide(store, name, published=name.manifest in sizes)
         if marker is None:
             continue
         _delete_files(store, name, on_event=on_event, keep=frozenset(map(name.file, marker.in_use)))
         swept.append(name)
-    _abort_uploads(store, attempt=attempt, on_event=on_event)
+    _abort_uploads(store, attempt=attempt, on_event=on_event, may_delete=may_delete)
     return swept
 
 
-def _abort_uploads(store: Store, *, attempt: int, on_event: Emit) -> None:
+def _abort_uploads(store: Store, *, attempt: int, on_event: Emit, may_delete: MayDelete) -> None:
     """Of a save that was killed inside its first file nothing is listed, but that file may be a large one.
 
     No name has to be decided: a writer that lives on and loses the file it is writing fails, and may try again.
+    A heartbeat that was killed leaves half a file too; an attempt that lives loses one of them at most.
     """
-    for folder in sorted({path.split("/")[1] for path in store.begun(CHECKPOINTS) if "/" in path}):
+    for folder in _folders(store.begun(CHECKPOINTS)):
         name = CheckpointName.parse(folder)
-        if name is None or name.attempt >= attempt:
-            continue
-        try:
-            store.abort_uploads(name.folder)
-        except StorageUnavailable:
-            raise
-        except StorageError as error:
-            on_event(DeleteRefused(path=name.folder, error=str(error)))
+        if name is not None and name.attempt < attempt and may_delete(name):
+            _abort_below(store, name.folder, on_event=on_event)
+    for folder in _folders(store.begun(LEDGER)):
+        number = parse_ledger_folder(folder)
+        if number is not None and number < attempt:
+            _abort_below(store, ledger_folder(number), on_event=on_event)
+
+
+def _folders(paths: Iterable[str]) -> list[str]:
+    return sorted({path.split("/")[1] for path in paths if path.count("/") > 1})
+
+
+def _abort_below(store: Store, folder: str, *, on_event: Emit) -> None:
+    try:
+        store.abort_uploads(folder)
+    except StorageUnavailable:
+        raise
+    except StorageError as error:
+        on_event(DeleteRefused(path=folder, error=str(error)))
 
 
 def discard(store: Store, name: CheckpointName, *, manifest_tried: bool, on_event: Emit) -> bool:

@@ -10,6 +10,7 @@
         manifest.json                              published last
     ledger/000012/events-000001.json               what happened: new objects, never appended
     ledger/000012/heartbeat.json                   replaced while the attempt lives
+    pins/a000012-s000000300-0041-7f3a9c21.0b1c2d3e.json    a reader keeps that checkpoint; deleted when it has done
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ from dataclasses import dataclass
 CHECKPOINTS = "checkpoints"
 ATTEMPTS = "attempts"
 LEDGER = "ledger"
+PINS = "pins"
 MANIFEST = "manifest.json"
 
 _CHECKPOINT = re.compile(r"a(\d{6,})-s(\d{9,})-(\d{4,})-([0-9a-f]{8})")
 _ATTEMPT = re.compile(r"(\d{6,})\.json")
+_NUMBER = re.compile(r"([0-9]{6,})")
 _PUBLISHED = re.compile(r"(\d{6,})\.published")
 _EVENTS = re.compile(r"events-(\d{6,})\.json")
+_PIN = re.compile(r"(a.+)\.([0-9a-f]{8})\.json")
 _FILE = re.compile(r"data-\d{5,}-\d{3,}\.safetensors|index-\d{5,}\.json")
+
+MAX_NUMBER = (1 << 53) - 1
+"""The highest attempt that a name can have: a file of any name in the folder must not use up the numbers."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,7 +55,7 @@ class CheckpointName:
         if match is None:
             return None
         name = CheckpointName(int(match[1]), int(match[2]), int(match[3]), match[4])
-        return name if str(name) == text else None
+        return name if str(name) == text and name.attempt <= MAX_NUMBER else None
 
     @property
     def folder(self) -> str:
@@ -122,13 +129,35 @@ def parse_ledger_events(name: str) -> int | None:
     return int(match[1]) if match and int(match[1]) > 0 else None
 
 
+def parse_ledger_folder(name: str) -> int | None:
+    """The attempt whose ledger's folder has this base name, or None."""
+    return _attempt_number(_NUMBER.fullmatch(name))
+
+
 def parse_attempt(name: str) -> int | None:
     """The attempt whose record's base name is `name`, or None."""
-    match = _ATTEMPT.fullmatch(name)
-    return int(match[1]) if match and int(match[1]) > 0 else None
+    return _attempt_number(_ATTEMPT.fullmatch(name))
 
 
 def parse_published(name: str) -> int | None:
     """The attempt whose published-mark's base name is `name`, or None."""
-    match = _PUBLISHED.fullmatch(name)
-    return int(match[1]) if match and int(match[1]) > 0 else None
+    return _attempt_number(_PUBLISHED.fullmatch(name))
+
+
+def pin(checkpoint: CheckpointName, nonce: str) -> str:
+    """Path of a reader's pin."""
+    return f"{PINS}/{checkpoint}.{nonce}.json"
+
+
+def parse_pin(name: str) -> CheckpointName | None:
+    """The checkpoint that the pin of this base name keeps, or None."""
+    match = _PIN.fullmatch(name)
+    return CheckpointName.parse(match[1]) if match else None
+
+
+def _attempt_number(match: re.Match[str] | None) -> int | None:
+    """The number, if it is spelled as we spell it: there are no two names of one attempt."""
+    if match is None:
+        return None
+    number = int(match[1])
+    return number if 0 < number <= MAX_NUMBER and match[1] == f"{number:06d}" else None
