@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+from spotsafe.assembling import Setting, begin_attempt
 from spotsafe.attempt import Attempt
 from spotsafe.clock import Clock
 from spotsafe.console import Console, LogSink, configure_logging
@@ -106,15 +107,21 @@ class Run:
     """One attempt of a run. Made by `session`; its attributes need a started run."""
 
     def __init__(self, store: Store, *, options: Options, tracked: Mapping[str, Any]) -> None:
-        self._store = store
-        self._options = options
-        self._identity = Identity.of_this_process()
-        rank = self._identity.rank
-        self._fanout = Fanout([*installed(), *options.events, LogSink(rank=rank), Console(rank=rank)])
+        identity = Identity.of_this_process()
+        shown = (LogSink(rank=identity.rank), Console(rank=identity.rank))
+        self._fanout = Fanout([*installed(), *options.events, *shown])
         self._tracker = Tracker(strict=options.strict, options=OPTION_NAMES, warn=self._warn)
         for name, obj in tracked.items():
             self._tracker.add(name, obj, from_state=True)
-        self._values: dict[str, Any] = {}
+        self._setting = Setting(
+            store=store,
+            options=options,
+            identity=identity,
+            tracker=self._tracker,
+            values={},
+            fanout=self._fanout,
+        )
+        self._place = same_place(store.url)
         self._attempt: Attempt | None = None
         self._closed = False
         self._process = os.getpid()
@@ -133,20 +140,12 @@ class Run:
             raise RunError("a session can be entered once; make another one with spotsafe.session(...)")
         self._process = os.getpid()
         configure_logging()
-        place = same_place(self._store.url)
-        _occupy(place)
+        _occupy(self._place)
         try:
-            self._attempt = Attempt.begin(
-                self._store,
-                options=self._options,
-                identity=self._identity,
-                tracker=self._tracker,
-                values=self._values,
-                fanout=self._fanout,
-            )
+            self._attempt = begin_attempt(self._setting)
         except BaseException:
             self._closed = True
-            _vacate(place)
+            _vacate(self._place)
             raise
         return self
 
@@ -169,7 +168,7 @@ class Run:
         if os.getpid() != self._process:
             return  # a forked child goes out through our block: the run, and the threads behind it, are its parent's
         with ExitStack() as stack:  # all of it, whatever fails or interrupts
-            stack.callback(_vacate, same_place(self._store.url))
+            stack.callback(_vacate, self._place)
             stack.callback(self._tracker.release)
             stack.callback(self._attempt.close)
             self._attempt.leave(error)
@@ -275,7 +274,7 @@ class Run:
     @property
     def values(self) -> dict[str, Any]:
         """Plain values of your own that are saved and restored: numbers, strings, lists, dicts."""
-        return self._values
+        return self._setting.values
 
     @property
     def step(self) -> int:

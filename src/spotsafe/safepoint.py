@@ -18,6 +18,7 @@ from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.notice import ReclaimNotice
 from spotsafe.reclaim.watcher import Watch
 from spotsafe.saver import Saver
+from spotsafe.session_state import session_values
 from spotsafe.tensors.rng import RngSnapshot, capture_rng
 from spotsafe.tracking import Tracker
 
@@ -291,12 +292,9 @@ class SafePoints:
         return ahead or capture_rng()
 
     def _session(self, *, rng: RngSnapshot, positions: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "positions": positions,
-            "rng": rng.to_state(),
-            "values": self.values,
-            "nonfinite": sorted(self.saver.lineage.nonfinite_before),
-        }
+        return session_values(
+            positions=positions, rng=rng, values=self.values, nonfinite=self.saver.lineage.nonfinite_before
+        )
 
     def _changed_since_save(self) -> bool:
         """Whether the code behind the loops changed what the last save holds. Random numbers do not count."""

@@ -1,0 +1,53 @@
+"""What the session itself keeps in a checkpoint, beside the tracked objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spotsafe.errors import StateMismatch
+from spotsafe.positions import Positions
+from spotsafe.tensors.rng import RngSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionState:
+    """Everything that a session goes on from; of a fresh run, what it begins with."""
+
+    positions: Positions
+    rng: RngSnapshot | None
+    """The generators of the process; None in a fresh run, which draws on as the program set them."""
+    values: Mapping[str, Any]
+    """`run.values`."""
+    nonfinite: frozenset[str]
+    """Parameters and moments that were not finite where the run began: they say nothing about its health."""
+
+    @staticmethod
+    def read(state: Any) -> SessionState:
+        """Of the plain values that `session_values` made.
+
+        Raises:
+            StateMismatch: they are not what a session writes.
+        """
+        try:
+            return SessionState(
+                positions=Positions.from_state(state["positions"]),
+                rng=RngSnapshot.from_state(state["rng"]),
+                values=dict(state["values"]),
+                nonfinite=frozenset(state["nonfinite"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatch(f"the checkpoint's session state cannot be read: {error!r}") from error
+
+
+def session_values(
+    *, positions: Mapping[str, Any], rng: RngSnapshot, values: Mapping[str, Any], nonfinite: frozenset[str]
+) -> dict[str, Any]:
+    """Plain values for a checkpoint; `positions` as `Positions.to_state` gave them, perhaps some time ago."""
+    return {
+        "positions": positions,
+        "rng": rng.to_state(),
+        "values": values,
+        "nonfinite": sorted(nonfinite),
+    }
