@@ -64,12 +64,12 @@ def test_other_objects_have_their_own_keys():
             "kind": "dict",
             "items": [["a", {"kind": "tensor", "value": ref("many.a")}], [3, {"kind": "pair", "state": 1}]],
         },
-        "g": {"kind": "random.Random", "version": 3, "words": "AA"},
+        "g": {"kind": "random.Random", "state": {"version": 3, "words": "AA"}},
         "v": {"kind": "value", "value": 1.5},
     }  # fmt: skip
 
     assert names(index(state, "many.a")) == [
-        "s.last_epoch", "s.nested['x']", "s.nested['y z']", "d", "many.a", "many[3]", "g.version", "g.words", "v",
+        "s.last_epoch", "s.nested['x']", "s.nested['y z']", "d", "many.a", "many[3]", "g.state['version']", "g.state['words']", "v",
     ]  # fmt: skip
 
 
