@@ -69,7 +69,8 @@ def test_other_objects_have_their_own_keys():
     }  # fmt: skip
 
     assert names(index(state, "many.a")) == [
-        "s.last_epoch", "s.nested['x']", "s.nested['y z']", "d", "many.a", "many[3]", "g.state['version']", "g.state['words']", "v",
+        "s.last_epoch", "s.nested['x']", "s.nested['y z']", "d", "many.a", "many[3]",
+        "g.state['version']", "g.state['words']", "v",
     ]  # fmt: skip
 
 
