@@ -18,6 +18,7 @@ from spotsafe.data.feed import Feed, feed_for
 from spotsafe.errors import EXIT_RECLAIMED, RunError, RunInUse
 from spotsafe.events import EventSink, Fanout, Warned, installed
 from spotsafe.identity import Identity
+from spotsafe.metrics import numbers_of
 from spotsafe.options import OPTION_NAMES, InitFrom, Options, make_options, merge_state
 from spotsafe.policy.interval import SavePolicy
 from spotsafe.policy.restarts import Limits
@@ -254,12 +255,15 @@ class Run:
         """Save at the end of this body; outside a loop, now.
 
         Args:
-            metrics: numbers for the manifest, which `best` and ``URL@best`` go by.
+            metrics: numbers for the manifest, which `best` and ``URL@best`` go by. Asked for more than once in a
+                body it is one save with the metrics of all. NaN and the infinities are saved, and never best.
 
         Raises:
-            TypeError: a metric is no number.
+            TypeError: a metric is no number, or its name no text.
+            ValueError: a name that is empty or holds lone surrogates, a number that no float can hold, or more
+                metrics than a manifest has room for (512 KiB).
         """
-        self._going.save(_numbers(metrics or {}))
+        self._going.save(numbers_of({} if metrics is None else metrics))
 
     def wait(self) -> None:
         """Wait until every save so far is published.
@@ -365,13 +369,3 @@ def _occupy(place: str) -> None:
 def _vacate(place: str) -> None:
     with _open_places_lock:
         _open_places.discard(place)
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {}
-    for name, value in metrics.items():
-        try:
-            numbers[str(name)] = float(value)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"metric {name!r} is {value!r}, which is no number") from error
-    return numbers

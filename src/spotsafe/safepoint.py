@@ -12,6 +12,7 @@ from spotsafe.activity import Activity
 from spotsafe.clock import Clock
 from spotsafe.errors import EXIT_RECLAIMED, Reclaimed, SaveFailed
 from spotsafe.events import Event
+from spotsafe.metrics import merged
 from spotsafe.policy.deadline import Plan, Situation, plan
 from spotsafe.positions import MANUAL, Positions
 from spotsafe.reclaim.children import child_deaths_deferred
@@ -146,8 +147,12 @@ class SafePoints:
     # -- what the run asks for ---
 
     def ask(self, metrics: Mapping[str, float]) -> None:
-        """Save at the next safe point, with these metrics."""
-        self._asked = {**(self._asked or {}), **metrics}
+        """Save at the next safe point, with these metrics beside those asked for before.
+
+        Raises:
+            ValueError: a manifest cannot hold them.
+        """
+        self._asked = merged(self._asked, metrics)
 
     def save_asked(self, *, whole: bool) -> None:
         """Save at once what was asked for: the present if it is `whole`, else the last safe point."""

@@ -16,6 +16,7 @@ from spotsafe.clock import Clock
 from spotsafe.errors import SaveFailed, Superseded
 from spotsafe.events import Event
 from spotsafe.identity import Identity
+from spotsafe.metrics import BestWatch
 from spotsafe.policy.cost import SaveCost
 from spotsafe.policy.interval import Progress, SavePolicy
 from spotsafe.policy.retention import Keep
@@ -71,10 +72,12 @@ class Saver:
     _blocked: dict[CheckpointName, float] = field(default_factory=dict)
     _submitted_at: float = 0.0
     _unreported: int = 0
+    _best: BestWatch = field(init=False)
     _skip_said: bool = False
     _sick_said: bool = False
 
     def __post_init__(self) -> None:
+        self._best = BestWatch(self.keep)
         self._last_time = self.clock.monotonic()
         self.newest = self.lineage.resumed_from
         self.held_step = self._durable_step = self.last_step
@@ -147,6 +150,7 @@ class Saver:
         self._saves += 1
         self.emit(events.SaveStarted(checkpoint=str(name), step=step, reason=reason))
         job, arena = self._stage(name, session, reason=reason, metrics=metrics or {})
+        self._say_best_finds_nothing(job.metrics)
         self.last_step, self._last_time, self._skip_said = step, began, False
         self.held_step = step
         blocked = self.clock.monotonic() - began
@@ -268,6 +272,11 @@ class Saver:
             text = f"checkpoint {result.name} holds values that are not finite"
             self.emit(events.Warned(message=f"{text}; a resume prefers the newest one before that"))
         self._sick_said = not result.healthy
+
+    def _say_best_finds_nothing(self, metrics: Collection[str]) -> None:
+        text = self._best.saved(metrics)
+        if text is not None:
+            self.emit(events.Warned(message=text))
 
     def _say_skipped(self, step: int) -> None:
         if not self._skip_said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 import spotsafe
 from spotsafe import events as ev
 from spotsafe.testing.memory import MemoryStore
-from tests.session.places import attempts, run_of_two, start_fails, steps_there, train, trained
+from tests.session.places import attempts, manifests, run_of_two, start_fails, steps_there, train, trained
 from tests.session.rig import Program
 from tests.session.test_ways_out import Announcer
 
@@ -266,6 +267,19 @@ def test_a_metric_that_is_no_number(value: Any) -> None:
     program = Program()
     with program.session(MemoryStore()) as run, pytest.raises(TypeError, match="accuracy"):
         run.save(metrics={"accuracy": value})
+
+
+def test_metrics_that_no_manifest_can_hold() -> None:
+    """A ValueError where they are given: in the background it would be a failed save, long after."""
+    program = Program()
+    store = MemoryStore()
+    with program.session(store) as run:
+        for bad in ({"\ud800": 1.0}, {"": 1.0}, {f"{number:01000}": 0.0 for number in range(600)}):
+            with pytest.raises(ValueError, match="metrics="):
+                run.save(metrics=bad)
+        run.save(metrics={"loss": math.nan})
+        assert run.failures == ()
+    assert [str(one.metrics["loss"]) for one in manifests(store).values()] == ["nan"]
 
 
 # -- parameters without an owner ------------------------------------------------------------------------------------

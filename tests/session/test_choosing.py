@@ -146,3 +146,14 @@ def test_an_early_stop_goes_on_from_the_newest_and_loads_the_best() -> None:
     assert [
         v for k in Program().model.state_dict() for v in saved[f"model.{k}"].flatten().tolist()
     ] == best_weights
+
+
+def test_a_best_that_finds_nothing_is_told_of_once() -> None:
+    """A slip in a name would cost the best checkpoint, and nothing else gives it away before it is wanted."""
+    program = evaluated(MemoryStore(), [3.0, 2.0, 1.0], keep=spotsafe.best("lost", mode="min"))
+    warned = [event.message for event in program.of(ev.Warned)]
+    assert len(warned) == 1
+    assert "best('lost') finds nothing so far" in warned[0]
+    assert "did you mean 'loss'?" in warned[0]
+    program = evaluated(MemoryStore(), [3.0, 2.0, 1.0], keep=spotsafe.best("loss", mode="min"))
+    assert program.of(ev.Warned) == []

@@ -14,13 +14,16 @@ from typing import Any
 
 import msgspec
 
-from spotsafe.checkpoint import sealed
+from spotsafe.checkpoint import sealed, strict_json
 from spotsafe.checkpoint.layout import MANIFEST, CheckpointName, index_file, is_file_name
+from spotsafe.checkpoint.typed_scalars import is_text
 from spotsafe.checkpoint.versions import VERSION, check_version, unsupported
 from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
 
 MAX_BYTES = 1 << 20
 """What ``manifest.json`` may have at most, in bytes."""
+METRICS_BYTES = MAX_BYTES // 2
+"""What the metrics in it may have at most; the rest is for the names in `Health` and the parts of all ranks."""
 MARKER_STATES = frozenset({"abandoned", "retired"})
 
 _NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -99,6 +102,19 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "metrics": {name: _encode_metric(value) for name, value in manifest.metrics.items()},
     }
     return _seal(members, check=lambda found: _manifest(found, expected=manifest.name))
+
+
+def metrics_problem(metrics: Mapping[str, float]) -> str | None:
+    """Why a manifest cannot hold these metrics, in words that say what to do; None if it can."""
+    lost = [name for name in metrics if not name or not is_text(name)]
+    if lost:
+        return f"cannot have the name {lost[0]!r}: it needs at least one character, and no lone surrogates"
+    size = len(strict_json.dump({name: _encode_metric(value) for name, value in metrics.items()}))
+    if size > METRICS_BYTES:
+        return (
+            f"takes {size:,} bytes, more than the {METRICS_BYTES:,} that a manifest has room for: give fewer"
+        )
+    return None
 
 
 def encode_marker(marker: Marker) -> bytes:

@@ -242,6 +242,11 @@ def _names(saved: Iterable[Saved]) -> frozenset[str]:
     return frozenset(one.name for one in saved)
 
 
+def metrics_of(policy: Keep) -> frozenset[str]:
+    """Names of the metrics that a policy goes by."""
+    return frozenset(part.metric for part in _parts(policy) if isinstance(part, Best))
+
+
 def _parts(policy: Keep) -> tuple[Keep, ...]:
     return policy.parts if isinstance(policy, AnyOf) else (policy,)
 
