@@ -93,15 +93,77 @@ def test_a_broken_sink_is_reported_once(caplog: pytest.LogCaptureFixture) -> Non
     assert all("broken sink" in (record.exc_text or "") for record in caplog.records)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_is_no_exception_gets_through(error: type[BaseException]) -> None:
-    """Ctrl-C while a sink runs is for the program, not a fault of the sink."""
+class Death(BaseException):
+    """What no `except Exception` sees."""
 
-    def interrupted(event: Event) -> None:
+
+def raising(error: type[BaseException]) -> CallableSink:
+    def fail(_: Event) -> None:
         raise error
 
-    with pytest.raises(error):
-        Fanout([CallableSink(interrupted)]).emit(EVENT)
+    return CallableSink(fail)
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, Death])
+def test_what_is_no_exception_is_held_back_too(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A `sys.exit()` in a logger must not end a training run without a last save."""
+    behind = RecordingSink()
+    fanout = Fanout([raising(error), behind])
+
+    with caplog.at_level(logging.ERROR, logger="spotsafe"):
+        fanout.emit(EVENT)
+
+    assert behind.events == [EVENT]
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_a_log_that_is_broken_too_stops_nobody() -> None:
+    """The sink that fails may be the one that logs: reporting it fails in the same way."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise SystemExit
+
+    logger, handler = logging.getLogger("spotsafe"), Handler()
+    logger.addHandler(handler)
+    behind = RecordingSink()
+    try:
+        Fanout([Broken(), behind]).emit(EVENT)
+    finally:
+        logger.removeHandler(handler)
+
+    assert behind.events == [EVENT]
+
+
+def test_ctrl_c_gets_through_when_all_sinks_have_had_the_event() -> None:
+    """It is for the program, wherever in its main thread it comes; the ledger behind still learns what happened."""
+    behind = RecordingSink()
+
+    with pytest.raises(KeyboardInterrupt):
+        Fanout([raising(KeyboardInterrupt), behind]).emit(EVENT)
+
+    assert behind.events == [EVENT]
+
+
+def test_in_another_thread_there_is_no_ctrl_c() -> None:
+    """There a KeyboardInterrupt is the sink's own doing, and would end the writer or the ledger."""
+    behind = RecordingSink()
+    raised: list[BaseException] = []
+
+    def emit() -> None:
+        try:
+            Fanout([raising(KeyboardInterrupt), behind]).emit(EVENT)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=emit)
+    thread.start()
+    thread.join()
+
+    assert raised == []
+    assert behind.events == [EVENT]
 
 
 def test_an_empty_fanout_does_nothing() -> None:

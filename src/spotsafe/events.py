@@ -6,6 +6,7 @@ and swallows what a sink raises: a broken logger must not end a training run.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -252,7 +253,12 @@ class CallableSink:
 
 
 class Fanout:
-    """Hands each event to all sinks; a failing sink is reported once and never reaches training."""
+    """Hands each event to all sinks; a failing sink is reported once and never reaches training.
+
+    That holds for whatever a sink raises, `SystemExit` too: a sink that wants a run to end has `run.stop`. The one
+    exception is Ctrl-C. Python raises its KeyboardInterrupt wherever the main thread happens to be, so in there it is
+    a person's word and no fault of the sink: the other sinks get the event, then it goes on.
+    """
 
     def __init__(self, sinks: Iterable[EventSink] = ()) -> None:
         self._sinks = list(sinks)
@@ -263,14 +269,34 @@ class Fanout:
         self._sinks.append(sink)
 
     def emit(self, event: Event) -> None:
-        """Hand the event to every sink."""
+        """Hand the event to every sink.
+
+        Raises:
+            KeyboardInterrupt: a person pressed Ctrl-C meanwhile; all sinks have had the event.
+        """
+        interrupted: KeyboardInterrupt | None = None
         for sink in self._sinks:
             try:
                 sink.emit(event)
-            except Exception:  # noqa: BLE001 - whatever a foreign sink raises must not reach training
-                if id(sink) not in self._reported:
-                    self._reported.add(id(sink))
-                    _log.exception("event sink %r failed; its errors are ignored from now on", sink)
+            except BaseException as error:  # noqa: BLE001 - whatever a foreign sink raises must not reach training
+                if isinstance(error, KeyboardInterrupt) and _in_main_thread():
+                    interrupted = error
+                else:
+                    self._report(sink)
+        if interrupted is not None:
+            raise interrupted
+
+    def _report(self, sink: EventSink) -> None:
+        if id(sink) in self._reported:
+            return
+        self._reported.add(id(sink))
+        # The log may be what is broken: its handlers are foreign too.
+        with contextlib.suppress(Exception, SystemExit):
+            _log.exception("event sink %r failed; its errors are ignored from now on", sink)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 _lock = threading.Lock()

@@ -283,12 +283,13 @@ def test_a_ledger_that_cannot_be_written_stops_nothing() -> None:
         assert run.step == 4
 
 
-def test_a_sink_that_raises_does_not_reach_training(tmp_path: Path) -> None:
-    """A broken logger is a broken logger."""
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_a_sink_that_raises_does_not_reach_training(error: type[BaseException]) -> None:
+    """A broken logger is a broken logger, also one that calls `sys.exit()`."""
 
     class Broken:
         def emit(self, event: ev.Event) -> None:
-            raise RuntimeError("wandb is down")
+            raise error("wandb is down")
 
     program = Program()
     with program.session(MemoryStore(), events=[Broken(), program.sink]) as run:
