@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import subprocess
@@ -114,6 +115,13 @@ def untouched_logging() -> Iterator[None]:
 def test_a_normal_run_has_three_lines() -> None:
     """Start, interval, end; everything else is for logs."""
     assert shown(*NORMAL) == LINES
+
+
+def test_what_stopped_a_run_stands_in_its_last_line() -> None:
+    """Early stopping: whoever finds the run ended wants to know why it is shorter than asked for."""
+    [_, line] = shown(RESUMED, dataclasses.replace(FINISHED, reason="no better\n for three epochs"))
+
+    assert line == END.replace("; newest", ", by run.stop: no better for three epochs; newest")
 
 
 def test_other_ranks_are_silent() -> None:

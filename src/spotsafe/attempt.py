@@ -88,6 +88,7 @@ class Attempt:
                     outcome=self.outcome,
                     code=self.code,
                     newest=self.saver.newest,
+                    reason=self.loops.stop_reason if self.outcome == "finished" else None,
                 )
             )
         finally:  # an impatient second Ctrl-C leaves no thread and no handler behind

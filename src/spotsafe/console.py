@@ -237,6 +237,8 @@ def _end(event: RunEnded, *, started: RunStarted | None) -> str:
             "" if done is None or done == event.step else f" ({human.count(done, 'step')} in this attempt)"
         )
         happened = f"{known.happened} at step {event.step:,}{steps}"
+    if event.reason is not None:
+        happened += f", by run.stop: {event.reason}"
     if event.newest is None:
         restart = event.outcome in {"superseded", "restart_loop"}
         return f"{happened}; nothing is saved; {known.next if restart else 'the same command starts afresh'}"

@@ -231,6 +231,8 @@ class RunEnded(Event):
     """The exit code that goes with it, if the session sets one."""
     newest: str | None
     """The newest checkpoint that this attempt published or resumed from."""
+    reason: str | None = None
+    """Of a finished run, what `run.stop` was told, if that is what ended its last loop."""
 
 
 class EventSink(Protocol):

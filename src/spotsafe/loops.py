@@ -108,6 +108,12 @@ class Loops:
         return all(loop.ended for loop in self.outermost)
 
     @property
+    def stop_reason(self) -> str | None:
+        """Why the program ended its last loop by `stop`; None if that came to its limit, or was left."""
+        last = self.outermost[-1] if self.outermost else None
+        return last.stop_reason if last is not None and last.ended else None
+
+    @property
     def body_open(self) -> bool:
         """Whether a body is running, or was left in the middle without a commit."""
         return self._bodies.open

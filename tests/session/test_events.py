@@ -207,6 +207,40 @@ def test_sinks_of_the_process_get_every_session() -> None:
     assert sink.names == program.sink.names
 
 
+@pytest.mark.parametrize(
+    ("way", "reason"), [("stop", "late"), ("nested", "late"), ("limit", None), ("another loop", None)]
+)
+def test_the_end_names_what_stopped_the_run(way: str, reason: str | None) -> None:
+    """That of the last loop; a stage that was stopped earlier says nothing about how the run came to its end."""
+    program = Program()
+    with program.session(MemoryStore()) as run:
+        for epoch in run.epochs(3) if way == "nested" else [0]:
+            for step, batch in run.steps(program.loader):
+                program.train(step, batch)
+                if step == 1 and way != "limit":
+                    run.stop("late")
+            assert epoch == 0
+        if way == "another loop":
+            for _ in run.range(1):
+                pass
+    [ended] = program.of(ev.RunEnded)
+    assert (ended.outcome, ended.reason) == ("finished", reason)
+
+
+def test_a_loop_that_is_left_was_not_stopped() -> None:
+    """The word was given, and then the program broke off before it counted."""
+    program = Program()
+    with program.session(MemoryStore()) as run:
+        for step, batch in run.steps(program.loader):
+            program.train(step, batch)
+            run.wait()
+            if step == 2:
+                run.stop("late")
+                break
+    [ended] = program.of(ev.RunEnded)
+    assert (ended.outcome, ended.reason) == ("left", None)
+
+
 def test_three_lines_and_no_more(capfd: pytest.CaptureFixture[str]) -> None:
     """A run that goes well says three things on the terminal: start, interval, end."""
     trained(MemoryStore(), until=2)
