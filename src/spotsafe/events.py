@@ -134,11 +134,12 @@ class SaveFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveSkipped(Event):
-    """A save was due but not made."""
+class SavePostponed(Event):
+    """A save was due while the one before was still being written; a later safe point makes it. Said once for each."""
 
     step: int
     reason: str
+    """Why the save was due: ``interval``, ``asked``, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from spotsafe import events
+from spotsafe import events, human
 from spotsafe.activity import Activity
 from spotsafe.clock import Clock
 from spotsafe.errors import EXIT_RECLAIMED, Reclaimed, SaveFailed
@@ -24,6 +24,9 @@ from spotsafe.tensors.rng import RngSnapshot, capture_rng
 from spotsafe.tracking import Tracker
 
 OnReclaim = Literal["exit", "return"]
+
+_PATIENT_ONCE = frozenset({"asked", "risk"})
+"""Reasons to save that wait for the writer, but not at one safe point after the other."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,8 @@ class SafePoints:
     leaving: bool = False
     """The final save is made and the loops only have to end (``on_reclaim="return"``)."""
     _asked: dict[str, float] | None = None
+    _waited_in_vain: bool = False
+    """A save that was asked for has waited for the writer, and was put off."""
     _risk_met: ReclaimNotice | None = None
     _first_step: int = 0
     _first_step_said: bool = False
@@ -213,15 +218,28 @@ class SafePoints:
         return None
 
     def _save_now(self, reason: str) -> None:
-        """Save the state of now, which is a safe point."""
-        wait_s = None if reason == "interval" else self._time_to_drain_s()
+        """Save the state of now, which is a safe point; while the writer is busy, perhaps that of a later one."""
+        wait_s = self._patience_s(reason)
         with child_deaths_deferred():
             session = self._session(rng=self._rng_to_go_on_from(), positions=self.positions.to_state())
             if self.saver.save(
                 session, step=self.positions.total, reason=reason, metrics=self._asked, wait_s=wait_s
             ):
-                self._asked = None
+                self._asked, self._waited_in_vain = None, False
                 self._saved = _Saved(plain=self._plain_now(), buffers=self.tracker.buffers_mark())
+            elif reason in _PATIENT_ONCE and wait_s is not None:
+                self._waited_in_vain = True
+                self._say_late(waited_s=wait_s)
+
+    def _patience_s(self, reason: str) -> float | None:
+        """How long to wait for a save in flight; None: not at all, a later safe point will do.
+
+        What was asked for is of this very state, with metrics of it, so it waits; but once, that a store that hangs
+        does not stop training at every step.
+        """
+        if reason == "interval" or (reason in _PATIENT_ONCE and self._waited_in_vain):
+            return None
+        return self._time_to_drain_s()
 
     def _save_before_body(self, reason: str) -> None:
         """The body that was left is made again after a resume: what it changed must not count twice."""
@@ -258,14 +276,14 @@ class SafePoints:
         positions = moment.positions if moment.positions is not None else self.positions.to_state()
         with child_deaths_deferred():
             session = self._session(rng=moment.rng, positions=positions)
-            self.saver.save(
+            if self.saver.save(
                 session,
                 step=moment.step,
                 reason=reason,
                 metrics=self._asked,
                 wait_s=self._time_to_drain_s(),
-            )
-            self._asked = None
+            ):
+                self._asked = None
 
     def _settled(self) -> bool:
         """Wait for what is in flight: only then is it known what is saved. False if that takes too long."""
@@ -356,6 +374,12 @@ class SafePoints:
         notice = self.watch.notice
         left = None if notice is None else notice.seconds_left(self.clock.monotonic())
         return self.drain_timeout_s if left is None else min(left, self.drain_timeout_s)
+
+    def _say_late(self, *, waited_s: float) -> None:
+        text = f"the save of step {self.positions.total} is put off: after {human.duration(waited_s)} the one before"
+        self.emit(
+            events.Warned(message=f"{text} is still being written. The next safe point behind it saves")
+        )
 
     def _say_first_step(self) -> None:
         if not self._first_step_said and self.did_something:

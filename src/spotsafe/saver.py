@@ -63,6 +63,8 @@ class Saver:
     """What the last published save cost."""
     held_step: int = field(init=False)
     """Step of the newest state that a checkpoint holds, or will when the save in flight is published."""
+    postponed: bool = False
+    """A save was due while one was in flight, and none was made since."""
     _durable_step: int = field(init=False)
     _plans: PlanCache = field(default_factory=PlanCache)
     _arena: Arena | None = None
@@ -73,7 +75,6 @@ class Saver:
     _submitted_at: float = 0.0
     _unreported: int = 0
     _best: BestWatch = field(init=False)
-    _skip_said: bool = False
     _sick_said: bool = False
 
     def __post_init__(self) -> None:
@@ -85,9 +86,12 @@ class Saver:
     # -- deciding ---
 
     def due(self, step: int, *, epoch_ended: bool) -> bool:
-        """Whether the policy asks for a save at this safe point."""
+        """Whether a save is to be made at this safe point: the policy asks for one, or did when there was no room.
+
+        A policy remembers nothing, and the end of an epoch does not come back with the next step.
+        """
         now = self.clock.monotonic()
-        return self.policy.due(
+        return self.postponed or self.policy.due(
             Progress(
                 step=step,
                 now_s=now,
@@ -136,13 +140,13 @@ class Saver:
             step: the step it is the state of.
             reason: for the manifest.
             metrics: for the manifest.
-            wait_s: how long to wait for a save in flight, whose memory is needed; None: do not wait, skip.
+            wait_s: how long to wait for a save in flight, whose memory is needed; None: not at all.
 
         Returns:
-            False if it was skipped because a save is in flight.
+            False if it is postponed, since a save is still in flight.
         """
         if self.busy and (wait_s is None or not self.writer.drain(wait_s)):
-            self._say_skipped(step)
+            self._postpone(step, reason=reason)
             return False
         self.poll()
         began = self.clock.monotonic()
@@ -151,7 +155,7 @@ class Saver:
         self.emit(events.SaveStarted(checkpoint=str(name), step=step, reason=reason))
         job, arena = self._stage(name, session, reason=reason, metrics=metrics or {})
         self._say_best_finds_nothing(job.metrics)
-        self.last_step, self._last_time, self._skip_said = step, began, False
+        self.last_step, self._last_time, self.postponed = step, began, False
         self.held_step = step
         blocked = self.clock.monotonic() - began
         self._blocked[name] = blocked
@@ -278,7 +282,7 @@ class Saver:
         if text is not None:
             self.emit(events.Warned(message=text))
 
-    def _say_skipped(self, step: int) -> None:
-        if not self._skip_said:
-            self._skip_said = True
-            self.emit(events.SaveSkipped(step=step, reason="the save before is still being written"))
+    def _postpone(self, step: int, *, reason: str) -> None:
+        if not self.postponed:
+            self.postponed = True
+            self.emit(events.SavePostponed(step=step, reason=reason))
