@@ -260,7 +260,7 @@ def load_verified(
     """
     assert candidate.manifest is not None
     name, manifest, started = candidate.name, candidate.manifest, time.monotonic()
-    _tell(emit, RestoreStarted(checkpoint=str(name), total_bytes=manifest.total_bytes))
+    _tell(emit, RestoreStarted(checkpoint=str(name), total_bytes=manifest.needed_bytes))
     indexes = _read_indexes(store, candidate)
     files: dict[str, torch.Tensor] = {}
     with _pool(threads) as pool:
@@ -300,6 +300,7 @@ def _state(indexes: Sequence[Index]) -> Mapping[str, Json]:
 class _Block:
     """One digest's bytes of a file, and the memory that they go to."""
 
+    path: str
     file: str
     start: int
     memory: memoryview
@@ -329,7 +330,7 @@ def _read_files(store: Store, name: CheckpointName, index: Index, pool: Executor
     jobs = [
         pool.submit(_read_block, store, name, block)
         for entry in index.files
-        for block in _blocks(entry, index.block_size, files[entry.name].numpy())
+        for block in _blocks(name, entry, index.block_size, files[entry.name].numpy())
     ]
     jobs += [pool.submit(_check_size, store, name, entry) for entry in index.files]
     try:
@@ -341,19 +342,19 @@ def _read_files(store: Store, name: CheckpointName, index: Index, pool: Executor
     return files
 
 
-def _blocks(entry: FileEntry, size: int, array: Any) -> Iterator[_Block]:
-    memory = memoryview(array)
+def _blocks(name: CheckpointName, entry: FileEntry, size: int, array: Any) -> Iterator[_Block]:
+    memory, path = memoryview(array), entry.path(name)
     for number, digest in enumerate(entry.digests):
         start = number * size
-        yield _Block(entry.name, start, memory[start : start + size], digest)
+        yield _Block(path, entry.shown(), start, memory[start : start + size], digest)
 
 
 def _check_size(store: Store, name: CheckpointName, entry: FileEntry) -> None:
     """A longer file may hold all the right bytes, but it is not the one that was published."""
-    path = name.file(entry.name)
+    path = entry.path(name)
     if store.size(path) != entry.size and (size := store.size(path)) != entry.size:
         reason = f"has {size} bytes, not {entry.size}"
-        raise DamagedCheckpoint(checkpoint=str(name), file=entry.name, reason=reason)
+        raise DamagedCheckpoint(checkpoint=str(name), file=entry.shown(), reason=reason)
 
 
 def _read_block(store: Store, name: CheckpointName, block: _Block) -> None:
@@ -361,7 +362,7 @@ def _read_block(store: Store, name: CheckpointName, block: _Block) -> None:
     where = f"bytes {block.start} to {block.start + len(block.memory)}"
     for _ in range(2):  # what a second read over sees too is damage
         try:
-            store.read_into(name.file(block.file), block.start, block.memory)
+            store.read_into(block.path, block.start, block.memory)
         except StorageShort as error:
             reason = f"is too short: {where} cannot be read ({error})"
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -17,8 +18,8 @@ from spotsafe.checkpoint.candidates import (
     read_index,
     read_many,
 )
-from spotsafe.checkpoint.layout import CheckpointName, data_file, index_file
-from spotsafe.checkpoint.manifest import MAX_BYTES, Marker, encode_marker
+from spotsafe.checkpoint.layout import CheckpointName, data_file, frozen_file, index_file
+from spotsafe.checkpoint.manifest import MAX_BYTES, Marker, Reference, encode_marker
 from spotsafe.errors import (
     DamagedCheckpoint,
     StorageError,
@@ -223,15 +224,32 @@ def test_what_a_listing_shows_to_be_missing() -> None:
     manifest = read_candidate(store, name).manifest
     assert manifest is not None
     sizes = {entry.path: entry.size for entry in store.list("")}
-    assert missing_from(manifest, sizes) == ""
+    assert missing_from(manifest, {name: sizes}) == ""
+    assert missing_from(manifest, {}) == "index-00000.json is missing"
     data, index = name.file(data_file(0, 0)), name.file(index_file(0))
     without = {path: size for path, size in sizes.items() if path != index}
-    assert missing_from(manifest, without) == "index-00000.json is missing"
-    assert "has 1 bytes" in missing_from(manifest, {**sizes, index: 1})
-    assert "data files" in missing_from(manifest, {**sizes, data: 1})
-    assert "data files" in missing_from(
-        manifest, {path: size for path, size in sizes.items() if path != data}
-    )
+    assert missing_from(manifest, {name: without}) == "index-00000.json is missing"
+    assert "has 1 bytes" in missing_from(manifest, {name: {**sizes, index: 1}})
+    assert "data files" in missing_from(manifest, {name: {**sizes, data: 1}})
+    without = {path: size for path, size in sizes.items() if path != data}
+    assert "data files" in missing_from(manifest, {name: without})
+
+
+def test_a_listing_shows_a_missing_reference() -> None:
+    """A file in another folder counts too, and has to have its size."""
+    store, (owner, name) = run_with(1, 2)
+    manifest = read_candidate(store, name).manifest
+    assert manifest is not None
+    file = frozen_file(0, 3)
+    manifest = replace(manifest, references=(Reference(checkpoint=str(owner), file=file, size=7),))
+    folders = by_folder(store.list(""))
+    assert f"{file} of {owner}, which it refers to, is missing" in missing_from(manifest, folders)
+    folders[owner][owner.file(file)] = 6
+    assert "has 6 bytes, not 7" in missing_from(manifest, folders)
+    folders[owner][owner.file(file)] = 7
+    assert missing_from(manifest, folders) == ""
+    del folders[owner]
+    assert "is missing" in missing_from(manifest, folders)
 
 
 def test_grouping_by_folder() -> None:
@@ -242,5 +260,6 @@ def test_grouping_by_folder() -> None:
         Entry(f"{name.folder}/extra/file", 7),
         Entry("attempts/000001.json", 9),
         Entry("checkpoints/readme", 1),
+        Entry(CheckpointName(2, 1, 1, NONCE).folder, 9),
     ]
     assert by_folder(entries) == {name: {name.manifest: 5, f"{name.folder}/extra/file": 7}}

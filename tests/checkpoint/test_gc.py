@@ -19,7 +19,7 @@ from spotsafe.events import CheckpointRetired, DeleteRefused, Warned
 from spotsafe.policy.retention import latest
 from spotsafe.storage.local import LocalStore
 from spotsafe.storage.store import Store
-from spotsafe.testing.faults import CountingStore, FailingStore
+from spotsafe.testing.faults import CountingStore, FailingStore, TearingStore
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import Attempt
 from spotsafe.testing.sinks import RecordingSink
@@ -138,9 +138,13 @@ def newer_format(data: bytes) -> bytes:
     return sealed.seal({**sealed.unseal(data, max_bytes=MAX_BYTES), "format": 2})
 
 
-@pytest.mark.parametrize("change", [newer_format, lambda data: b"", lambda data: data[:-9]])
-def test_nothing_is_deleted_beside_what_cannot_be_read(change: Callable[[bytes], bytes]) -> None:
-    """One damaged or newer manifest among many stops all deletion, and it is said which."""
+def requiring_more(data: bytes) -> bytes:
+    return sealed.seal({**sealed.unseal(data, max_bytes=MAX_BYTES), "requires": ["references", "tiles"]})
+
+
+@pytest.mark.parametrize("change", [newer_format, requiring_more])
+def test_nothing_is_deleted_beside_what_is_of_a_newer_version(change: Callable[[bytes], bytes]) -> None:
+    """What it refers to is unknown, so one such manifest among many stops all deletion, and it is said which."""
     store, names = published([1, 2, 3, 4])
     store.objects[names[0].manifest] = change(store.objects[names[0].manifest])
     before = dict(store.objects)
@@ -149,6 +153,31 @@ def test_nothing_is_deleted_beside_what_cannot_be_read(change: Callable[[bytes],
     assert store.objects == before
     [warning] = sink.of(Warned)
     assert str(names[0]) in warning.message
+
+
+@pytest.mark.parametrize("damaged", [0, 3])
+@pytest.mark.parametrize(
+    "change", [lambda data: b"", lambda data: data[:-9], lambda data: data + b" " * MAX_BYTES]
+)
+def test_a_damaged_manifest_blocks_nothing(damaged: int, change: Callable[[bytes], bytes]) -> None:
+    """It is neither counted nor touched, whether it is the oldest or the newest; the others are kept as ever."""
+    store, names = published([1, 2, 3, 4])
+    store.objects[names[damaged].manifest] = change(store.objects[names[damaged].manifest])
+    left = [name for name in names if name != names[damaged]]
+    before = {path: data for path, data in store.objects.items() if path.startswith(names[damaged].folder)}
+    sink = RecordingSink()
+    assert gc.apply_retention(store, attempt=1, retention=TWO, on_event=sink.emit) == left[:1]
+    assert before.items() <= store.objects.items()
+    assert [name for name in left[1:] if verify(store, name) == []] == left[1:]
+    [warning] = sink.of(Warned)
+    assert str(names[damaged]) in warning.message
+
+
+def test_damage_is_believed_after_a_second_read() -> None:
+    """One wrong answer does not take a checkpoint out of the count."""
+    store, names = published([1, 2, 3])
+    tearing = TearingStore(store, reads=1)
+    assert gc.apply_retention(tearing, attempt=1, retention=TWO, on_event=RecordingSink().emit) == names[:1]
 
 
 def test_nothing_is_deleted_when_a_newer_attempt_shows() -> None:
@@ -191,6 +220,7 @@ def test_known_manifests_are_read_once() -> None:
     store.objects[names[0].manifest] = b""
     known.clear()
     apply()
+    assert known.keys() == {names[1]}
     store.objects[names[0].manifest] = good
     apply()
     assert len(sink.of(Warned)) == 1
@@ -325,12 +355,53 @@ def test_sweep_that_loses_leaves_the_checkpoint() -> None:
 
 
 def test_sweep_finishes_what_a_retention_began() -> None:
-    """Files that a crash left beside a marker are deleted, but for those the marker says are in use."""
+    """Files that a crash left beside a marker are deleted; manifests say what is in use, whatever the marker says."""
     store, names = published([1, 2], [3])
-    used = data_file(0, 1)
-    store.objects[names[0].manifest] = encode_marker(Marker(state="retired", in_use=(used,)))
+    store.objects[names[0].manifest] = encode_marker(Marker(state="retired", in_use=(data_file(0, 1),)))
     assert gc.sweep(store, attempt=2, on_event=RecordingSink().emit) == [names[0]]
-    assert paths(store, names[0]) == [used, "manifest.json"]
+    assert paths(store, names[0]) == ["manifest.json"]
+    assert read_candidate(store, names[0]).marker == Marker(state="retired")
+
+
+def test_files_that_are_not_ours_are_left_and_told() -> None:
+    """Somebody's notes in a checkpoint's folder outlive it, also where they look like a folder of ours."""
+    store, names = published([1, 2], [3])
+    notes = [
+        f"{names[0].folder}/{file}" for file in ("notes.txt", "data-00000-000.safetensors/x", "index-0.json")
+    ]
+    for path in notes:
+        store.objects[path] = b"mine"
+    store.objects[names[0].manifest] = encode_marker(Marker(state="retired"))
+    sink = RecordingSink()
+    assert gc.sweep(store, attempt=2, on_event=sink.emit) == [names[0]]
+    assert sorted(entry.path for entry in store.list(names[0].folder)) == sorted([*notes, names[0].manifest])
+    [warning] = sink.of(Warned)
+    assert "not a file of a checkpoint" in warning.message
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, LocalStore])
+def test_what_lies_in_the_place_of_a_folder_or_manifest_is_left_and_told(kind: type, tmp_path: Path) -> None:
+    """A file with a checkpoint's name, or a folder called manifest.json: said once, and cleaning goes on."""
+    store = MemoryStore() if kind is MemoryStore else LocalStore(tmp_path / "run")
+    first = Attempt(store, keep=ALL)
+    first.save(1)
+    file, folder, half = (CheckpointName(1, 9, save, "00000000") for save in (7, 8, 9))
+    store.put(file.folder, b"a file")
+    store.put(f"{folder.manifest}/inside", b"?")
+    begun(store, folder)
+    begun(store, half)
+    sink = RecordingSink()
+    second = Attempt(store, keep=latest(2), emit=sink.emit)
+    assert second.record.attempt == 2
+    results = [second.save(step) for step in (11, 12, 13)]
+    assert all(result.published and result.error is None for result in results)
+    assert store.read(file.folder, max_bytes=9) == b"a file"
+    assert store.read(f"{folder.manifest}/inside", max_bytes=9) == b"?"
+    assert store.read(folder.file(data_file(0, 0)), max_bytes=99) == b"half a save"
+    assert [entry.path for entry in store.list(half.folder)] == [half.manifest]
+    told = [event.message for event in sink.of(Warned)]
+    assert [message.split(" is ")[0] for message in told] == [file.folder, folder.manifest]
+    assert there(store)[-2:] == [result.name for result in results[1:]]
 
 
 def test_sweep_leaves_what_it_cannot_read() -> None:
@@ -359,14 +430,16 @@ def test_sweep_removes_half_a_heartbeat_of_older_attempts_only(tmp_path: Path) -
     assert len(store.list("ledger")) == 3
 
 
-def test_sweep_reads_no_manifest_of_an_emptied_folder() -> None:
-    """Markers that stay behind cost a later sweep nothing."""
+def test_sweep_and_retention_read_each_manifest_once() -> None:
+    """What the sweep has read the retention behind it knows, markers too."""
     store, names = published([1, 2, 3], [4, 5])
     gc.apply_retention(store, attempt=2, retention=TWO, on_event=RecordingSink().emit)
     counting = CountingStore(store)
-    gc.sweep(counting, attempt=2, on_event=RecordingSink().emit)
-    assert [operation.name for operation in counting.operations] == ["list", "begun", "begun"]
-    assert len(names) == 5
+    known: dict[CheckpointName, Candidate] = {}
+    gc.sweep(counting, attempt=2, on_event=RecordingSink().emit, known=known)
+    gc.apply_retention(counting, attempt=2, retention=TWO, on_event=RecordingSink().emit, known=known)
+    operations = [operation.name for operation in counting.operations]
+    assert operations == ["list", *["read"] * len(names), "begun", "begun", "list"]
 
 
 def test_sweep_removes_a_first_file_that_was_never_finished(tmp_path: Path) -> None:

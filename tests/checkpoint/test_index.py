@@ -22,10 +22,13 @@ from spotsafe.checkpoint.index import (
     encode_index,
     tiling_problem,
 )
+from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
 
 FILE = "data-00000-000.safetensors"
 SECOND = "data-00000-001.safetensors"
+FROZEN = "frozen-00000-000.safetensors"
+OTHER = "a000001-s000000100-0001-01234567"
 
 
 def piece(
@@ -104,6 +107,34 @@ def file_with(**changes: Any) -> bytes:
     return document(files=[{**DOCUMENT["files"][0], **changes}, DOCUMENT["files"][1]])
 
 
+def with_reference() -> Index:
+    """The file `FROZEN` of another checkpoint holds one more tensor."""
+    index = example()
+    lent = FileEntry(name=FROZEN, size=4104, digests=("1" * 32, "2" * 32), checkpoint=OTHER, age_s=7.5)
+    tensor = TensorEntry(name="f", dtype="float32", shape=(2,), slices=(piece(4096, (2,), file=FROZEN),))
+    return dataclasses.replace(index, files=(*index.files, lent), tensors=(*index.tensors, tensor))
+
+
+def referring(requires: Any = ("references",), **changes: Any) -> bytes:
+    """That file with members of the reference changed."""
+    members = json.loads(encode_index(with_reference()))
+    members["files"][-1].update(changes)
+    return json.dumps({**members, "requires": requires}).encode()
+
+
+def test_references_come_back_and_are_required() -> None:
+    """An older reader would look for the file in the wrong folder, so it is told to stop."""
+    data = encode_index(with_reference())
+    assert decode(data) == with_reference()
+    assert json.loads(data)["requires"] == ["references"]
+    assert json.loads(data)["files"][-1]["checkpoint"] == OTHER
+    lent = decode(data).files[-1]
+    name = CheckpointName(2, 1, 1, "00000000")
+    assert lent.path(name) == f"checkpoints/{OTHER}/{FROZEN}"
+    assert lent.shown() == f"{OTHER}/{FROZEN}"
+    assert decode(data).files[0].path(name) == f"{name.folder}/{FILE}"
+
+
 def test_an_index_comes_back() -> None:
     """Equal in every member, state with all its types included."""
     assert decode(encode_index(example())) == example()
@@ -160,6 +191,13 @@ def test_fifty_thousand_tensors_take_no_time() -> None:
         (tensors_with(0, shape=[2, -3]), "shape out of range"),
         (tensors_with(0, shape=[1] * 65), "shape out of range"),
         (tensors_with(0, shape=[10**30, 3]), "shape out of range"),
+        (tensors_with(0, shape=[0, 1 << 62], slices=[]), "more bytes than there can be"),
+        (file_with(name="data-00001-000.safetensors"), "of rank 0"),
+        (referring(name="data-00000-007.safetensors"), "is no file that may"),
+        (referring(checkpoint="../x"), "no checkpoint's name"),
+        (referring(requires=[]), "without requiring"),
+        (referring(age_s=-1.0), "an age of -1.0"),
+        (referring(age_s="x"), "Expected `float`"),
         (tensors_with(0, shape=[2, 3.0]), "Expected `int`"),
         (tensors_with(0, shape=[6]), "dimensions"),
         (tensors_with(0, shape=[2, 4]), "exactly once"),

@@ -18,6 +18,7 @@ from spotsafe.checkpoint.manifest import (
     Manifest,
     Marker,
     Part,
+    Reference,
     decode,
     encode_manifest,
     encode_marker,
@@ -201,12 +202,71 @@ def test_members_of_a_wrong_kind_are_damage_even_under_a_correct_digest(changes:
         decode(reseal({**MEMBERS, **changes}), expected=NAME)
 
 
-@pytest.mark.parametrize("member", [item.name for item in dataclasses.fields(Manifest)])
+@pytest.mark.parametrize(
+    "member", sorted(MEMBERS.keys() & {item.name for item in dataclasses.fields(Manifest)})
+)
 def test_no_member_may_be_missing(member: str) -> None:
     """A default would be a guess."""
     members = {name: value for name, value in MEMBERS.items() if name != member}
     with pytest.raises(DamagedCheckpoint, match=f"lacks {member}"):
         decode(reseal(members), expected=NAME)
+
+
+OWNER = CheckpointName(2, 100, 3, "89abcdef")
+REFERENCES = (
+    Reference(checkpoint=str(OWNER), file="frozen-00000-000.safetensors", size=10),
+    Reference(checkpoint=str(OWNER), file="frozen-00000-001.safetensors", size=20),
+)
+
+
+def test_references_come_back_and_are_required() -> None:
+    """Whoever does not know of references must not delete what this one needs, so it says so where all look."""
+    manifest = dataclasses.replace(example(metrics={}), references=REFERENCES)
+    data = encode_manifest(manifest)
+    assert members_of(data)["requires"] == ["references"]
+    back = decode(data, expected=NAME)
+    assert back == manifest
+    assert isinstance(back, Manifest)
+    assert back.needed_bytes == back.total_bytes + 30
+    assert back.references[0].path == f"{OWNER.folder}/frozen-00000-000.safetensors"
+    assert "references" not in members_of(encode_manifest(example()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"requires": []}, "without requiring"),
+        (
+            {"references": [{"checkpoint": "../../x", "file": REFERENCES[0].file, "size": 1}]},
+            "no checkpoint's name",
+        ),
+        (
+            {"references": [{"checkpoint": str(NAME), "file": REFERENCES[0].file, "size": 1}]},
+            "its own folder",
+        ),
+        (
+            {"references": [{"checkpoint": str(OWNER), "file": "../manifest.json", "size": 1}]},
+            "no file that it may",
+        ),
+        (
+            {"references": [{"checkpoint": str(OWNER), "file": "index-00000.json", "size": 1}]},
+            "no file that it may",
+        ),
+        (
+            {"references": [{"checkpoint": str(OWNER), "file": "data-00000-000.safetensors", "size": 1}]},
+            "may",
+        ),
+        ({"references": [{"checkpoint": str(OWNER), "file": REFERENCES[0].file, "size": -1}]}, "-1 bytes"),
+        ({"references": [{"checkpoint": str(OWNER), "file": REFERENCES[0].file}]}, "size"),
+        ({"references": [{"checkpoint": str(OWNER), "file": REFERENCES[0].file, "size": 1}] * 2}, "twice"),
+        ({"references": {}}, "array"),
+    ],
+)
+def test_references_that_mean_nothing_are_damage(changes: Any, says: str) -> None:
+    """Only names of the format's own, never paths, and nothing that retention would not see."""
+    members = members_of(encode_manifest(dataclasses.replace(example(metrics={}), references=REFERENCES)))
+    with pytest.raises(DamagedCheckpoint, match=says):
+        decode(reseal({**members, **changes}), expected=NAME)
 
 
 def test_unknown_members_are_ignored() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from spotsafe.checkpoint.manifest import (
     Manifest,
     Marker,
     Part,
+    Reference,
     decode,
     encode_manifest,
     encode_marker,
@@ -208,3 +210,53 @@ def test_trouble_does_not_hide_a_newer_attempt() -> None:
     )
     outcome = publish(store, MANIFEST)
     assert outcome.superseded_by == 4
+
+
+LENT = replace(
+    MANIFEST,
+    references=(
+        Reference(checkpoint="a000002-s000000100-0001-89abcdef", file="frozen-00000-000.safetensors", size=1),
+    ),
+)
+
+
+def has_published(attempt: int) -> Callable[[Store], None]:
+    """What an attempt leaves at its first publish."""
+    return lambda store: store.put(attempt_published(attempt), b"somebody")
+
+
+@pytest.mark.parametrize("by", [4, 5])
+def test_a_superseded_attempt_does_not_refer_to_what_a_newer_one_may_delete(by: int) -> None:
+    """As soon as any newer attempt has published, it may be deleting; the save is given up, and nothing is left."""
+    store = MemoryStore()
+    for attempt in (3, 4, 5):
+        claimed(attempt)(store)
+    has_published(by)(store)
+    before = dict(store.objects)
+    outcome = publish(store, LENT)
+    assert (outcome.published, outcome.superseded_by, outcome.may_delete) == (False, 4, False)
+    assert store.objects == before
+    assert publish(store, MANIFEST).published, "what refers to nothing may be published"
+
+
+def test_a_superseded_attempt_refers_while_nobody_has_published() -> None:
+    """Who has not published yet deletes nothing, and will see this checkpoint before it does."""
+    store = MemoryStore()
+    for attempt in (3, 4, 5):
+        claimed(attempt)(store)
+    has_published(3)(store)
+    outcome = publish(store, LENT)
+    assert (outcome.published, outcome.superseded_by) == (True, 4)
+
+
+@pytest.mark.parametrize("path", [attempt_published(4), attempt_record(5)])
+def test_whether_a_newer_attempt_published_has_to_be_known(path: str) -> None:
+    """No answer is not "no"."""
+    store = MemoryStore()
+    claimed(4)(store)
+    failing = FailingStore(
+        store, fail=lambda name, at, number: StorageUnavailable("down") if at == path else None
+    )
+    with pytest.raises(StorageUnavailable):
+        publish(failing, LENT)
+    assert NAME.manifest not in store.objects

@@ -18,6 +18,7 @@ from spotsafe.checkpoint.layout import (
     CHECKPOINTS,
     MANIFEST,
     CheckpointName,
+    is_data_file,
     parse_attempt,
     parse_published,
 )
@@ -161,34 +162,40 @@ def read_index(store: Store, candidate: Candidate, part: Part) -> Index:
         return _read_index_once(store, candidate, part)
 
 
-def missing_from(manifest: Manifest, sizes: Mapping[str, int]) -> str:
+def missing_from(manifest: Manifest, folders: Mapping[CheckpointName, Mapping[str, int]]) -> str:
     """What a listing alone shows to be missing from a published checkpoint; empty if it looks whole.
 
     Args:
         manifest: the checkpoint.
-        sizes: size in bytes of each object of the run, by path.
+        folders: the whole listing, as `by_folder` gives it: size in bytes of each object, by path.
     """
+    sizes = folders.get(manifest.name, {})
     for part in manifest.parts:
         size = sizes.get(manifest.name.file(part.file))
         if size is None:
             return f"{part.file} is missing"
         if size != part.size:
             return f"{part.file} has {size} bytes, not {part.size}"
-    prefix = f"{manifest.name.folder}/data-"
-    found = sum(size for path, size in sizes.items() if path.startswith(prefix))
+    found = sum(size for path, size in sizes.items() if is_data_file(path.rpartition("/")[2]))
     if found < manifest.total_bytes:
         return f"its data files have {found} bytes, not {manifest.total_bytes}"
+    for one in manifest.references:
+        size = folders.get(one.owner, {}).get(one.path)
+        if size is None:
+            return f"{one.file} of {one.checkpoint}, which it refers to, is missing"
+        if size != one.size:
+            return f"{one.file} of {one.checkpoint}, which it refers to, has {size} bytes, not {one.size}"
     return ""
 
 
 def by_folder(entries: Iterable[Entry]) -> dict[CheckpointName, dict[str, int]]:
-    """Sizes by path, grouped by checkpoint; what lies under no checkpoint's name is left out."""
+    """Sizes by path, grouped by checkpoint; what lies in no checkpoint's folder is left out."""
     folders: dict[CheckpointName, dict[str, int]] = {}
     for entry in entries:
         top, _, rest = entry.path.partition("/")
-        folder = rest.partition("/")[0]
+        folder, inside, _ = rest.partition("/")
         name = CheckpointName.parse(folder)
-        if top == CHECKPOINTS and name is not None:
+        if top == CHECKPOINTS and inside and name is not None:
             folders.setdefault(name, {})[entry.path] = entry.size
     return folders
 
@@ -223,7 +230,15 @@ def _read_index_once(store: Store, candidate: Candidate, part: Part) -> Index:
             checkpoint=str(name), file=part.file, reason="its SHA-256 is not the published one"
         )
     alone = candidate.manifest is None or len(candidate.manifest.parts) == 1
-    return decode_index(data, checkpoint=str(name), file=part.file, complete=alone)
+    index = decode_index(data, checkpoint=str(name), file=part.file, complete=alone)
+    if candidate.manifest is not None:
+        known = {(one.checkpoint, one.file, one.size) for one in candidate.manifest.references}
+        for file in index.files:
+            if file.checkpoint is not None and (file.checkpoint, file.name, file.size) not in known:
+                # Only what the manifest names is kept by those who delete.
+                reason = f"refers to {file.shown()}, which its manifest does not name"
+                raise DamagedCheckpoint(checkpoint=str(name), file=part.file, reason=reason)
+    return index
 
 
 def _read_whole(store: Store, name: CheckpointName, file: str, *, limit: int) -> bytes:

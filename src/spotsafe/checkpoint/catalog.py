@@ -149,7 +149,7 @@ def list_rows(store: Store) -> list[Row]:
         sizes = folders[candidate.name]
         problem = candidate.reason
         if candidate.manifest is not None:
-            problem = missing_from(candidate.manifest, sizes)
+            problem = missing_from(candidate.manifest, folders)
         rows.append(Row(candidate=candidate, stored_bytes=sum(sizes.values()), problem=problem))
     return rows
 

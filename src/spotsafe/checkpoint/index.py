@@ -13,7 +13,12 @@ from spotsafe.checkpoint import dtypes, strict_json
 from spotsafe.checkpoint.digest import ALGORITHM
 from spotsafe.checkpoint.index_check import check_index, tiling_problem
 from spotsafe.checkpoint.index_values import ROLES, FileEntry, Index, Slice, TensorEntry
-from spotsafe.checkpoint.versions import VERSION, check_version, unsupported
+from spotsafe.checkpoint.versions import (
+    check_references_required,
+    check_version,
+    members_of_version,
+    unsupported,
+)
 from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
 
 MAX_BYTES = 1 << 30
@@ -42,11 +47,11 @@ def encode_index(index: Index) -> bytes:
     """
     check_index(index, complete=False)
     members = {
-        **VERSION,
+        **members_of_version(references=_refers(index)),
         "rank": index.rank,
         "algorithm": ALGORITHM,
         "block_size": index.block_size,
-        "files": index.files,
+        "files": [_file_members(entry) for entry in index.files],
         "tensors": index.tensors,
         "state": msgspec.Raw(strict_json.dump(dict(index.state))),
         "session": msgspec.Raw(strict_json.dump(index.session)),
@@ -55,6 +60,17 @@ def encode_index(index: Index) -> bytes:
     if len(data) > MAX_BYTES:
         raise ValueError(f"an index of {len(data)} bytes, more than {MAX_BYTES}: keep large values as arrays")
     return data
+
+
+def _file_members(entry: FileEntry) -> dict[str, Any]:
+    members: dict[str, Any] = {"name": entry.name, "size": entry.size, "digests": entry.digests}
+    if entry.checkpoint is not None:
+        members |= {"checkpoint": entry.checkpoint, "age_s": entry.age_s}
+    return members
+
+
+def _refers(index: Index) -> bool:
+    return any(entry.checkpoint is not None for entry in index.files)
 
 
 def decode_index(data: bytes, *, checkpoint: str, file: str, complete: bool = True) -> Index:
@@ -92,6 +108,7 @@ def _parse(data: bytes, *, checkpoint: str, file: str) -> Index:
     index, unknown = _convert(members)
     if unknown:
         raise unsupported(unknown, file=file, checkpoint=checkpoint)
+    check_references_required(members, references=_refers(index))
     return index
 
 

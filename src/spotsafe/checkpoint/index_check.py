@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping
 from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.coverage import Box, box_fault, tiling_fault
 from spotsafe.checkpoint.digest import block_count
-from spotsafe.checkpoint.index_values import ROLES, Index, Slice, TensorEntry
-from spotsafe.checkpoint.layout import is_data_file
+from spotsafe.checkpoint.index_values import ROLES, FileEntry, Index, Slice, TensorEntry
+from spotsafe.checkpoint.layout import CheckpointName, is_data_file, is_frozen_file, rank_of
 from spotsafe.checkpoint.typed_values import tensor_names
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _MAX_INT = (1 << 63) - 1
 _MAX_DIMENSIONS = 64
+_MAX_ITEM = max(info.item_bytes for info in dtypes.DTYPES.values())
 
 
 def check_index(index: Index, *, complete: bool) -> None:
@@ -41,14 +42,27 @@ def _check_files(index: Index) -> None:
     if len({entry.name for entry in index.files}) != len(index.files):
         raise ValueError("the same file twice")
     for entry in index.files:
-        if not is_data_file(entry.name):
-            raise ValueError(f"{entry.name[:80]!r} is no data file's name")
+        if not is_data_file(entry.name) or rank_of(entry.name) != index.rank:
+            raise ValueError(f"{entry.name[:80]!r} is no data file's name of rank {index.rank}")
+        if entry.checkpoint is not None:
+            _check_reference(entry)
         if not 0 <= entry.size <= _MAX_INT:
             raise ValueError(f"{entry.name}: a size of {entry.size} bytes")
         if len(entry.digests) != block_count(entry.size, block_size=index.block_size):
             raise ValueError(f"{entry.name}: {len(entry.digests)} digests for {entry.size} bytes")
         if not all(map(_DIGEST.fullmatch, entry.digests)):
             raise ValueError(f"{entry.name}: a digest that is not 32 hexadecimal characters")
+
+
+def _check_reference(entry: FileEntry) -> None:
+    if CheckpointName.parse(entry.checkpoint or "") is None:
+        raise ValueError(
+            f"{entry.name}: lies in {str(entry.checkpoint)[:80]!r}, which is no checkpoint's name"
+        )
+    if not is_frozen_file(entry.name):
+        raise ValueError(f"{entry.name} lies in another checkpoint, but is no file that may")
+    if not 0 <= entry.age_s < math.inf:
+        raise ValueError(f"{entry.name}: an age of {entry.age_s} seconds")
 
 
 def _check_tensors(index: Index, *, complete: bool) -> None:
@@ -69,6 +83,9 @@ def _check_tensors(index: Index, *, complete: bool) -> None:
 def _tensor_fault(tensor: TensorEntry, *, sizes: Mapping[str, int], complete: bool) -> str | None:
     if len(tensor.shape) > _MAX_DIMENSIONS or any(not 0 <= size <= _MAX_INT for size in tensor.shape):
         return "a shape out of range"
+    if math.prod(size or 1 for size in tensor.shape) > _MAX_INT // _MAX_ITEM:
+        # Also beside a length of 0: whoever makes room counts strides, which overflow.
+        return "a shape of more bytes than there can be"
     info = dtypes.find(tensor.dtype)
     if info is None or tensor.role not in ROLES:
         return f"unknown dtype {tensor.dtype!r} or role {tensor.role!r}"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from spotsafe.checkpoint.layout import CheckpointName
+
 ROLES = ("parameter", "moment", "buffer", "other")
 """`parameter`: trainable; `moment`: a floating tensor of an optimizer's state; both decide about health."""
 
@@ -18,6 +20,20 @@ class FileEntry:
     size: int
     digests: tuple[str, ...]
     """xxh3_128 of each block of `Index.block_size` bytes, in hexadecimal; the last block may be shorter."""
+    checkpoint: str | None = None
+    """The checkpoint in whose folder it lies, if that is another one."""
+    age_s: float = 0.0
+    """Of such a file: seconds of run time since it was written."""
+
+    def path(self, name: CheckpointName) -> str:
+        """Its path in the run, for the checkpoint `name` whose index this is."""
+        owner = name if self.checkpoint is None else CheckpointName.parse(self.checkpoint)
+        assert owner is not None, "an index is checked before anybody uses it"
+        return owner.file(self.name)
+
+    def shown(self) -> str:
+        """How messages name it."""
+        return self.name if self.checkpoint is None else f"{self.checkpoint}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +62,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """Everything one rank wrote for one checkpoint."""
+    """Everything one rank saved in one checkpoint."""
 
     rank: int
     block_size: int

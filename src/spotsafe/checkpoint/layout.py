@@ -6,6 +6,7 @@
     attempts/000012.published                      created at the attempt's first publish
     checkpoints/a000012-s000000300-0041-7f3a9c21/  attempt, step, number of the save, the attempt's nonce
         data-00000-000.safetensors                 rank, number of the file
+        frozen-00000-000.safetensors               the same, of tensors that later checkpoints may refer to
         index-00000.json                           rank
         manifest.json                              published last
     ledger/000012/events-000001.json               what happened: new objects, never appended
@@ -30,7 +31,8 @@ _NUMBER = re.compile(r"([0-9]{6,})")
 _PUBLISHED = re.compile(r"(\d{6,})\.published")
 _EVENTS = re.compile(r"events-(\d{6,})\.json")
 _PIN = re.compile(r"(a.+)\.([0-9a-f]{8})\.json")
-_FILE = re.compile(r"data-\d{5,}-\d{3,}\.safetensors|index-\d{5,}\.json")
+_DATA = re.compile(r"(?:data|frozen)-([0-9]{5,})-[0-9]{3,}\.safetensors")
+_INDEX = re.compile(r"index-[0-9]{5,}\.json")
 
 MAX_NUMBER = (1 << 53) - 1
 """The highest attempt that a name can have: a file of any name in the folder must not use up the numbers."""
@@ -80,17 +82,39 @@ class CheckpointName:
 
 def is_file_name(name: str) -> bool:
     """Whether `name` is a data or index file's name of the format."""
-    return _FILE.fullmatch(name) is not None
+    return is_data_file(name) or _INDEX.fullmatch(name) is not None
 
 
 def is_data_file(name: str) -> bool:
-    """Whether `name` is a data file's name of the format."""
-    return is_file_name(name) and name.startswith("data-")
+    """Whether `name` is a data file's name of the format, of frozen tensors or not."""
+    return _DATA.fullmatch(name) is not None
+
+
+def is_frozen_file(name: str) -> bool:
+    """Whether `name` is a data file's name that checkpoints other than its own may refer to."""
+    return is_data_file(name) and name.startswith("frozen-")
+
+
+def rank_of(name: str) -> int:
+    """The rank in a data file's name.
+
+    Raises:
+        ValueError: it is no data file's name.
+    """
+    match = _DATA.fullmatch(name)
+    if match is None:
+        raise ValueError(f"not a data file's name: {name!r}")
+    return int(match[1])
 
 
 def data_file(rank: int, number: int) -> str:
     """Name of the `number`-th data file of a rank."""
     return f"data-{rank:05d}-{number:03d}.safetensors"
+
+
+def frozen_file(rank: int, number: int) -> str:
+    """Name of the `number`-th data file of a rank with tensors that do not change from save to save."""
+    return f"frozen-{rank:05d}-{number:03d}.safetensors"
 
 
 def index_file(rank: int) -> str:

@@ -15,16 +15,32 @@ from typing import Any
 import msgspec
 
 from spotsafe.checkpoint import sealed, strict_json
-from spotsafe.checkpoint.layout import MANIFEST, CheckpointName, index_file, is_file_name
+from spotsafe.checkpoint.layout import (
+    MANIFEST,
+    CheckpointName,
+    index_file,
+    is_file_name,
+    is_frozen_file,
+)
 from spotsafe.checkpoint.typed_scalars import is_text
-from spotsafe.checkpoint.versions import VERSION, check_version, unsupported
+from spotsafe.checkpoint.versions import (
+    VERSION,
+    check_references_required,
+    check_version,
+    members_of_version,
+    unsupported,
+)
 from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
 
 MAX_BYTES = 1 << 20
 """What ``manifest.json`` may have at most, in bytes."""
 METRICS_BYTES = MAX_BYTES // 2
 """What the metrics in it may have at most; the rest is for the names in `Health` and the parts of all ranks."""
-MARKER_STATES = frozenset({"abandoned", "retired"})
+ABANDONED = "abandoned"
+"""State of a checkpoint that was never published and never will be."""
+RETIRED = "retired"
+"""State of a checkpoint that was published and then withdrawn."""
+MARKER_STATES = frozenset({ABANDONED, RETIRED})
 
 _NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -39,6 +55,29 @@ class Part:
     file: str
     size: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A file of another checkpoint that this one needs."""
+
+    checkpoint: str
+    """Name of the checkpoint in whose folder it lies."""
+    file: str
+    size: int
+    """Bytes."""
+
+    @property
+    def path(self) -> str:
+        """Its path inside the run."""
+        return self.owner.file(self.file)
+
+    @property
+    def owner(self) -> CheckpointName:
+        """The checkpoint in whose folder it lies."""
+        owner = CheckpointName.parse(self.checkpoint)
+        assert owner is not None, "a manifest is checked before anybody uses it"
+        return owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +111,14 @@ class Manifest:
     metrics: Mapping[str, float] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
     total_bytes: int = 0
-    """Sum of the sizes of its data files."""
+    """Sum of the sizes of the data files in its own folder."""
+    references: tuple[Reference, ...] = ()
+    """Every file of another checkpoint that one of its indexes refers to."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """Sum of the sizes of all data files that a reader needs, also those of other checkpoints."""
+        return self.total_bytes + sum(reference.size for reference in self.references)
 
     @property
     def name(self) -> CheckpointName:
@@ -97,10 +143,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
         ValueError: a manifest that `decode` would refuse, or that is larger than a manifest may be.
     """
     members = {
-        **VERSION,
+        **members_of_version(references=bool(manifest.references)),
         **msgspec.to_builtins(manifest),
         "metrics": {name: _encode_metric(value) for name, value in manifest.metrics.items()},
     }
+    if not manifest.references:
+        del members["references"]
     return _seal(members, check=lambda found: _manifest(found, expected=manifest.name))
 
 
@@ -167,7 +215,8 @@ def _marker(members: Mapping[str, Any]) -> Marker:
 
 
 def _manifest(members: Mapping[str, Any], *, expected: CheckpointName) -> Manifest:
-    missing = [item.name for item in dataclasses.fields(Manifest) if item.name not in members]
+    fields = (item.name for item in dataclasses.fields(Manifest) if item.name != "references")
+    missing = [name for name in fields if name not in members]
     _ensure(not missing, f"lacks {', '.join(missing)}")
     metrics = members["metrics"]
     _ensure(type(metrics) is dict, "metrics is no object")
@@ -176,6 +225,8 @@ def _manifest(members: Mapping[str, Any], *, expected: CheckpointName) -> Manife
     _ensure(manifest.name == expected, f"belongs to {manifest.name}")
     _check_identity(manifest)
     _check_parts(manifest.parts, world_size=manifest.world_size)
+    _check_references(manifest)
+    check_references_required(members, references=bool(manifest.references))
     return manifest
 
 
@@ -197,6 +248,17 @@ def _check_parts(parts: tuple[Part, ...], *, world_size: int) -> None:
         _ensure(part.file == index_file(part.rank), f"rank {part.rank}'s index is named {part.file!r}")
         _ensure(0 < part.size <= _MAX_INT, f"{part.file} has {part.size} bytes")
         _ensure(_SHA256.fullmatch(part.sha256) is not None, f"{part.file} has no proper SHA-256")
+
+
+def _check_references(manifest: Manifest) -> None:
+    found = {(reference.checkpoint, reference.file) for reference in manifest.references}
+    _ensure(len(found) == len(manifest.references), "the same reference twice")
+    for one in manifest.references:
+        name = CheckpointName.parse(one.checkpoint)
+        _ensure(name is not None, f"refers to {one.checkpoint[:80]!r}, which is no checkpoint's name")
+        _ensure(name != manifest.name, "refers to a file of its own folder")
+        _ensure(is_frozen_file(one.file), f"refers to {one.file[:80]!r}, which is no file that it may")
+        _ensure(0 <= one.size <= _MAX_INT, f"refers to {one.file} of {one.size} bytes")
 
 
 def _encode_metric(value: float) -> Any:

@@ -146,6 +146,24 @@ def read_pins(store: Store) -> list[tuple[CheckpointName, Pin | None]]:
     return [(name, _read_pin(store, file)) for name, file in found if name is not None]
 
 
+def pinned_manifests(store: Store, *, now: float) -> list[Manifest] | None:
+    """What readers keep, as it was when they pinned it; None if a pin cannot be read.
+
+    A checkpoint that was withdrawn while it was pinned needs the files that it refers to.
+
+    Raises:
+        StorageError: the store could not say.
+    """
+    found = []
+    for name, pin in read_pins(store):
+        if pin is None:
+            return None
+        manifest = manifest_format.decode(base64.b64decode(pin.manifest), expected=name)
+        if pin.lasts(now) and isinstance(manifest, Manifest):
+            found.append(manifest)
+    return found
+
+
 def pinned_manifest(store: Store, name: CheckpointName) -> Manifest | None:
     """The manifest of a checkpoint that was withdrawn while a reader pinned it; None if no pin has it.
 

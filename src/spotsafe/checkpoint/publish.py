@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spotsafe.checkpoint import manifest as manifest_format
-from spotsafe.checkpoint.attempts import newer_attempt
+from spotsafe.checkpoint.attempts import attempt_exists, newer_attempt
 from spotsafe.checkpoint.layout import CheckpointName, attempt_published
 from spotsafe.checkpoint.manifest import Manifest, Marker, encode_manifest
 from spotsafe.errors import DamagedCheckpoint, StorageNotFound, StorageUnavailable
@@ -32,7 +32,10 @@ class PublishOutcome:
 def publish(store: Store, manifest: Manifest, *, mark: bool = True) -> PublishOutcome:
     """Make a checkpoint exist whose data and indexes are all durable (rule 4).
 
-    A superseded attempt still publishes what it has completely staged; it deletes nothing and then ends.
+    A superseded attempt still publishes what it has completely staged; it deletes nothing and then ends. Only what
+    refers to files of other checkpoints is not published once a newer attempt has published, for that one may have
+    begun to delete such files. Before it begins, it decides the name of every save that it sees: if there is no mark
+    of its publish yet, it will see this one, whose index is there.
 
     Args:
         store: the run.
@@ -47,6 +50,8 @@ def publish(store: Store, manifest: Manifest, *, mark: bool = True) -> PublishOu
         DamagedCheckpoint: something that is neither ours nor a marker lies under the manifest's name.
     """
     newer = newer_attempt(store, manifest.attempt)
+    if newer is not None and manifest.references and _has_published(store, newer):
+        return PublishOutcome(published=False, superseded_by=newer)
     if not _create_manifest(store, manifest):
         # Only the gc of a newer attempt decides this name against its owner.
         return PublishOutcome(published=False, superseded_by=manifest.attempt + 1)
@@ -57,6 +62,18 @@ def publish(store: Store, manifest: Manifest, *, mark: bool = True) -> PublishOu
     except Exception as error:  # noqa: BLE001 - whatever fails now, the checkpoint exists and must be told so
         return PublishOutcome(published=True, superseded_by=newer, trouble=error)
     return PublishOutcome(published=True, superseded_by=newer)
+
+
+def _has_published(store: Store, attempt: int) -> bool:
+    """Whether this attempt or one after it has left the mark of its first publish. By keys: a listing may be old."""
+    while attempt_exists(store, attempt):
+        try:
+            store.size(attempt_published(attempt))
+        except StorageNotFound:
+            attempt += 1
+        else:
+            return True
+    return False
 
 
 def _create_manifest(store: Store, manifest: Manifest) -> bool:

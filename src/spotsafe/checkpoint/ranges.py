@@ -90,10 +90,10 @@ def check_sizes(store: Store, name: CheckpointName, indexes: Iterable[Index], fi
         StorageError: the store could not say.
     """
     for entry in (entry for index in indexes for entry in index.files if entry.name in files):
-        path = name.file(entry.name)
+        path = entry.path(name)
         if store.size(path) != entry.size and (size := store.size(path)) != entry.size:
             reason = f"has {size} bytes, not {entry.size}"
-            raise DamagedCheckpoint(checkpoint=str(name), file=entry.name, reason=reason)
+            raise DamagedCheckpoint(checkpoint=str(name), file=entry.shown(), reason=reason)
 
 
 def _blocks(
@@ -103,11 +103,11 @@ def _blocks(
     for one in wanted:
         for number in range(one.start // block_size, -(-(one.start + len(one.memory)) // block_size)):
             parts[number].append(one)
-    path = name.file(entry.name)
+    path = entry.path(name)
     for number, inside in sorted(parts.items()):
         start = number * block_size
         size = min(block_size, entry.size - start)
-        yield _Block(path, entry.name, start, size, entry.digests[number]), inside
+        yield _Block(path, entry.shown(), start, size, entry.digests[number]), inside
 
 
 def _fill(store: Store, name: CheckpointName, block: _Block, parts: Sequence[Range]) -> None:

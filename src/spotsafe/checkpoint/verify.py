@@ -74,23 +74,23 @@ def _part_faults(store: Store, candidate: Candidate, part: Part) -> Iterator[Fau
 
 
 def _file_faults(store: Store, name: CheckpointName, index: Index, file: FileEntry) -> Iterator[Fault]:
-    path = name.file(file.name)
+    path, shown = file.path(name), file.shown()
     try:
         size = store.size(path)
         if size != file.size:
-            yield Fault(file=file.name, reason=f"has {size} bytes, not {file.size}")
+            yield Fault(file=shown, reason=f"has {size} bytes, not {file.size}")
             return
         bad = [
             block for block in range(len(file.digests)) if not _block_is_good(store, path, index, file, block)
         ]
         if bad:
-            yield Fault(file=file.name, reason=_where(bad, block_size=index.block_size, size=file.size))
+            yield Fault(file=shown, reason=_where(bad, block_size=index.block_size, size=file.size))
         else:
             yield from _header_faults(store, path, index, file)
     except StorageNotFound:
-        yield Fault(file=file.name, reason="is missing")
+        yield Fault(file=shown, reason="is missing")
     except StorageShort:
-        yield Fault(file=file.name, reason=f"ends before its {file.size} bytes")
+        yield Fault(file=shown, reason=f"ends before its {file.size} bytes")
 
 
 def _block_is_good(store: Store, path: str, index: Index, file: FileEntry, block: int) -> bool:
@@ -119,11 +119,11 @@ def _header_faults(store: Store, path: str, index: Index, file: FileEntry) -> It
         stored = parse_header(bytes(header), file_size=file.size)
         found = Counter((one.start, one.nbytes, one.dtype_code, one.shape) for one in stored.values())
         if found != _expected(index, file.name):
-            yield Fault(file=file.name, reason="its header lists other tensors than the index")
+            yield Fault(file=file.shown(), reason="its header lists other tensors than the index")
     except DamagedCheckpoint as error:
-        yield Fault(file=file.name, reason=error.reason)
+        yield Fault(file=file.shown(), reason=error.reason)
     except UnsupportedState as error:
-        yield Fault(file=file.name, reason=str(error))
+        yield Fault(file=file.shown(), reason=str(error))
 
 
 def _expected(index: Index, file: str) -> Counter[tuple[int, int, str, tuple[int, ...]]]:

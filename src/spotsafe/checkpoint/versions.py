@@ -10,6 +10,10 @@ from spotsafe.errors import UnsupportedFormat
 
 FORMAT = 1
 """Version of the on-disk format that this code writes, and the highest that it reads."""
+REFERENCES = "references"
+"""Requirement of a manifest or index that refers to files of other checkpoints."""
+KNOWN = frozenset({REFERENCES})
+"""Requirements that this code meets."""
 VERSION: Mapping[str, Any] = MappingProxyType({"format": FORMAT, "requires": []})
 """The members that every document of this version has."""
 
@@ -23,7 +27,7 @@ def check_version(members: object, *, file: str, checkpoint: str) -> dict[str, A
         checkpoint: the checkpoint's name, for the error.
 
     Raises:
-        UnsupportedFormat: a higher format, or a requirement; version 1 knows none.
+        UnsupportedFormat: a higher format, or a requirement that is not in `KNOWN`.
         ValueError: no format at all.
     """
     if type(members) is not dict:
@@ -33,9 +37,29 @@ def check_version(members: object, *, file: str, checkpoint: str) -> dict[str, A
         raise ValueError("has no format number")
     if type(requires) is not list or any(type(item) is not str for item in requires):
         raise ValueError("has no list of requirements")
-    if version > FORMAT or requires:
-        raise unsupported([f"format {version}", *requires], file=file, checkpoint=checkpoint)
+    unknown = [item for item in requires if item not in KNOWN]
+    if version > FORMAT or unknown:
+        raise unsupported([f"format {version}", *unknown], file=file, checkpoint=checkpoint)
     return members
+
+
+def members_of_version(*, references: bool) -> dict[str, Any]:
+    """The first members of a document: its format, and what its reader must understand.
+
+    Args:
+        references: whether it refers to files of other checkpoints.
+    """
+    return {**VERSION, "requires": [REFERENCES]} if references else dict(VERSION)
+
+
+def check_references_required(members: Mapping[str, Any], *, references: bool) -> None:
+    """See that a document which refers to other checkpoints says so where older readers look.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if references and REFERENCES not in members["requires"]:
+        raise ValueError("refers to other checkpoints without requiring it")
 
 
 def unsupported(found: Sequence[str], *, file: str, checkpoint: str) -> UnsupportedFormat:

@@ -150,6 +150,7 @@ class Uploader:
         progress.write_s = self._monotonic() - progress.started
         if outcome.published:
             self._marked = self._marked or outcome.trouble is None
+            self._known[job.name] = Candidate(name=job.name, manifest=manifest)
             self._emit(
                 CheckpointPublished(
                     checkpoint=str(job.name),
@@ -172,7 +173,7 @@ class Uploader:
             gc.discard(self._store, name, manifest_tried=tried, on_event=self._emit)
             del self._leftovers[name]
         if not self._swept:
-            gc.sweep(self._store, attempt=job.name.attempt, on_event=self._emit)
+            gc.sweep(self._store, attempt=job.name.attempt, on_event=self._emit_once, known=self._known)
             self._swept = True
         retention = gc.Retention(keep=job.keep, resumed_from=job.resumed_from, passed_over=job.passed_over)
         gc.apply_retention(
