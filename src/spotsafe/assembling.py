@@ -148,11 +148,16 @@ def _restore(setting: Setting, opened: Opened, *, emit: Callable[[Event], None])
             load_init_from(setting.options.init_from, tracker=tracker, emit=emit)
         return SessionState(positions=Positions(), rng=None, values={}, nonfinite=tracker.nonfinite())
     began = clock.monotonic()
-    state = SessionState.read(opened.loaded.session_values())
+    values = opened.loaded.session_values()
+    read = None if values is None else SessionState.read(values)
     tracker.restore(opened.loaded.saved)
-    if state.rng is not None:
-        state.rng.restore()
-    state = replace(state, nonfinite=_still_nonfinite(state.nonfinite, tracker))
+    if read is None:  # it was imported: no session has written it
+        positions = Positions(total=opened.loaded.name.step)
+        state = SessionState(positions=positions, rng=None, values={}, nonfinite=tracker.nonfinite())
+    else:
+        if read.rng is not None:
+            read.rng.restore()
+        state = replace(read, nonfinite=_still_nonfinite(read.nonfinite, tracker))
     emit(ev.RestoreFinished(checkpoint=str(opened.loaded.name), seconds=clock.monotonic() - began))
     return state
 

@@ -87,9 +87,9 @@ class Loaded:
     session: Json
     """The session's own values as typed JSON; `session_values` decodes them."""
 
-    def session_values(self) -> dict[str, object]:
-        """The session's own values, in memory of their own."""
-        values: dict[str, object] = Source(self.saved.tensors).decode(self.session)
+    def session_values(self) -> dict[str, object] | None:
+        """The session's own values, in memory of their own; None if no session wrote the checkpoint."""
+        values: dict[str, object] | None = Source(self.saved.tensors).decode(self.session)
         return values
 
 

@@ -87,9 +87,22 @@ def _free(name: str, taken: Mapping[str, Json]) -> str:
     return name
 
 
-def module_entries(tree: Json) -> Mapping[str, Json] | None:
+def module_entries(tree: Mapping[str, Json]) -> Mapping[str, Json] | None:
     """The state_dict of a tracked module, key by key; None if `tree` is no module's."""
-    return tree["state"] if isinstance(tree, Mapping) and tree.get(_KIND) == "module" else None
+    return tree["state"] if tree[_KIND] == "module" else None
+
+
+def objects(state: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:
+    """Path and tree of every tracked object; of dicts and lists of objects, those in them.
+
+    Raises:
+        KeyError, TypeError: the trees are none that a session or an import writes.
+    """
+    for path, tree in state.items():
+        if tree[_KIND] in {"dict", "list"}:
+            yield from objects({_at(path, key): inner for key, inner in tree["items"]})
+        else:
+            yield path, tree
 
 
 def _tensor(name: str) -> Json:

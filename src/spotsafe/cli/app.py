@@ -12,7 +12,15 @@ import click
 
 from spotsafe.errors import SpotsafeError
 
-_COMMANDS = ("demo", "ls", "show", "verify")
+_COMMANDS = {
+    "demo": "demo",
+    "ls": "ls",
+    "show": "show",
+    "verify": "verify",
+    "export": "export",
+    "import": "import_",
+}
+"""Name of each command -> its module."""
 
 
 class _Commands(click.Group):
@@ -26,7 +34,7 @@ class _Commands(click.Group):
         """The command of that name."""
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"spotsafe.cli.{cmd_name}")
+        module = importlib.import_module(f"spotsafe.cli.{_COMMANDS[cmd_name]}")
         command: click.Command = module.command
         return command
 

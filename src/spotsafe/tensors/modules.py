@@ -243,6 +243,8 @@ def _spread_buffers(module: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _compare_frozen(module: nn.Module, saved: Json, path: str, restoring: Restoring) -> None:
+    if saved["frozen"] is None:  # it was made of a file that does not tell
+        return
     frozen = set(saved["frozen"])
     for name, parameter in named_parameters(module):
         if name in saved["state"] and parameter.requires_grad is (name in frozen):
