@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from spotsafe.checkpoint import gc
 from spotsafe.checkpoint.candidates import Candidate
@@ -24,6 +25,7 @@ from spotsafe.events import (
     Warned,
 )
 from spotsafe.storage.store import Store
+from spotsafe.writer.beside import beside
 from spotsafe.writer.health import scan
 from spotsafe.writer.job import SaveJob, SaveResult, StagedFile
 
@@ -103,21 +105,25 @@ class Uploader:
         )
 
     def _save(self, job: SaveJob, arena: memoryview, progress: _Progress) -> None:
-        health = scan(job.health, arena=arena).health(before=job.nonfinite_before)
+        with beside(sum(file.size for file in job.files)) as begin:
+            scanned = begin(partial(scan, job.health, arena=arena))
+            staged = [(file, _staged(file, arena)) for file in job.files]
+            digests = [begin(partial(block_digests, data)) for _, data in staged]
+            for file, data in staged:
+                self._write_file(job, file, data)
+            health = scanned.result().health(before=job.nonfinite_before)
+            files = tuple(
+                FileEntry(name=file.name, size=file.size, digests=one.result())
+                for file, one in zip(job.files, digests, strict=True)
+            )
         progress.healthy = health.healthy
-        files = tuple(self._write_file(job, file, arena) for file in job.files)
         part = self._write_index(job, files)
         self._confirm(job, part)
         self._publish(job, _manifest(job, health, part), progress)
 
-    def _write_file(self, job: SaveJob, file: StagedFile, arena: memoryview) -> FileEntry:
-        staged = arena[file.arena_offset : file.arena_offset + file.size]
-        if len(staged) != file.size:
-            raise ValueError(f"{file.name}: {file.size} bytes at {file.arena_offset} are outside the arena")
-        entry = FileEntry(name=file.name, size=file.size, digests=block_digests(staged))
-        self._store.put_large(job.name.file(file.name), staged)
+    def _write_file(self, job: SaveJob, file: StagedFile, data: memoryview) -> None:
+        self._store.put_large(job.name.file(file.name), data)
         self._emit(FileWritten(checkpoint=str(job.name), file=file.name, total_bytes=file.size))
-        return entry
 
     def _write_index(self, job: SaveJob, files: tuple[FileEntry, ...]) -> Part:
         index = Index(
@@ -211,6 +217,13 @@ class Uploader:
                 del self._leftovers[job.name]
             except Exception:  # noqa: BLE001 - the save has failed already; this is tried again later
                 _log.debug("could not delete the files of %s yet", job.name, exc_info=True)
+
+
+def _staged(file: StagedFile, arena: memoryview) -> memoryview:
+    staged = arena[file.arena_offset : file.arena_offset + file.size]
+    if len(staged) != file.size:
+        raise ValueError(f"{file.name}: {file.size} bytes at {file.arena_offset} are outside the arena")
+    return staged
 
 
 def _manifest(job: SaveJob, health: Health, part: Part) -> Manifest:
