@@ -74,7 +74,6 @@ class Saver:
     _blocked: dict[CheckpointName, float] = field(default_factory=dict)
     _submitted_at: float = 0.0
     _unreported: int = 0
-    _last_error: BaseException | None = None
     _best: BestWatch = field(init=False)
     _sick_said: bool = False
 
@@ -120,10 +119,10 @@ class Saver:
     # -- doing ---
 
     def tracked_more(self, names: Collection[str]) -> None:
-        """State was tracked late: what the program made not finite is no decay. What was loaded is judged already."""
-        made = self.tracker.nonfinite(self.tracker.as_made.intersection(names))
-        before = self.lineage.nonfinite_before | made
-        self.lineage = replace(self.lineage, nonfinite_before=before)
+        """State was tracked late: what is not finite in it now was so when it came."""
+        if self.lineage.resumed_from is None:
+            before = self.lineage.nonfinite_before | self.tracker.nonfinite(names)
+            self.lineage = replace(self.lineage, nonfinite_before=before)
 
     def save(
         self,
@@ -188,7 +187,10 @@ class Saver:
 
     def note_failure(self, error: Exception, *, step: int) -> None:
         """Count a save that failed before it came to the writer."""
-        self._count_failure(f"step {step}", error)
+        line = f"step {step}: {type(error).__name__}: {error}"
+        self._in_a_row += 1
+        self._unreported += 1
+        self.failures.append(line)
         self.emit(events.SaveFailed(checkpoint="", step=step, error=str(error)))
 
     def drain(self, timeout_s: float) -> bool:
@@ -196,7 +198,7 @@ class Saver:
         return self.writer.drain(timeout_s)
 
     def raise_failures(self) -> None:
-        """Raise `SaveFailed`, caused by the last error, if saves failed since one was published or this was raised."""
+        """Raise `SaveFailed` if saves failed since the last one that was published or raised."""
         if self._unreported:
             recent = self.failures[-self._unreported :]
             self._unreported = 0
@@ -204,7 +206,7 @@ class Saver:
                 f"{len(recent)} save(s) failed; the newest checkpoint is {self.newest or 'none'}. "
                 f"The last one: {recent[-1]}",
                 failures=recent,
-            ) from self._last_error
+            )
 
     def close(self) -> None:
         """Give back the memory that saves are staged in, unless one is still being written from it."""
@@ -264,13 +266,9 @@ class Saver:
         if result.superseded_by is not None and result.error is None:
             return
         self.held_step = self._durable_step  # one save at a time: nothing later is staged
-        self._count_failure(str(result.name), result.error)
-
-    def _count_failure(self, what: str, error: BaseException | None) -> None:
         self._in_a_row += 1
         self._unreported += 1
-        self._last_error = error
-        self.failures.append(f"{what}: {type(error).__name__}: {error}")
+        self.failures.append(f"{result.name}: {type(result.error).__name__}: {result.error}")
 
     def _say_health(self, result: SaveResult) -> None:
         """Once when values stop being finite, and again only after they were."""

@@ -76,8 +76,55 @@ def test_unknown_protocols() -> None:
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the extra."""
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    for name in ("obstore", "boto3", "s3fs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    forget(monkeypatch)
     with pytest.raises(StorageError, match=r"spotsafe\[s3\]"):
+        open_store("s3://bucket/run")
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let modules that need optional packages be imported anew."""
+    for name in ("fast", "s3", "s3_client"):
+        monkeypatch.delitem(sys.modules, f"spotsafe.storage.{name}", raising=False)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "s3a://bucket/run"])
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [((), "FastS3Store"), (("obstore",), "S3Store"), (("obstore", "boto3"), "FsspecStore")],
+)
+def test_s3_by_the_best_client(
+    monkeypatch: pytest.MonkeyPatch, url: str, missing: tuple[str, ...], expected: str
+) -> None:
+    """obstore and boto3, else boto3 alone, else s3fs: whatever is installed."""
+    for package in ("obstore", "boto3", "s3fs"):
+        pytest.importorskip(package)
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    forget(monkeypatch)
+    store = open_store(url)
+    assert isinstance(store, RetryingStore)
+    assert type(store.inner).__name__ == expected
+
+
+def test_s3_by_a_chosen_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name in the environment chooses; one that is not installed, or not a client, is an error that says so."""
+    for package in ("obstore", "boto3", "s3fs"):
+        pytest.importorskip(package)
+    forget(monkeypatch)
+    for client, expected in (("obstore", "FastS3Store"), ("boto3", "S3Store"), ("s3fs", "FsspecStore")):
+        monkeypatch.setenv("SPOTSAFE_S3_CLIENT", client)
+        store = open_store("s3://bucket/run")
+        assert isinstance(store, RetryingStore)
+        assert type(store.inner).__name__ == expected
+    monkeypatch.setenv("SPOTSAFE_S3_CLIENT", "boto")
+    with pytest.raises(ValueError, match="one of obstore, boto3, s3fs, not 'boto'"):
+        open_store("s3://bucket/run")
+    monkeypatch.setenv("SPOTSAFE_S3_CLIENT", "boto3")
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    forget(monkeypatch)
+    with pytest.raises(StorageError, match="asks for boto3"):
         open_store("s3://bucket/run")
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from spotsafe.errors import StorageError
 from spotsafe.storage.local import LocalStore
 from spotsafe.storage.retrying import RetryingStore
 from spotsafe.storage.store import Store
 
 _LOCAL = ("file://", "local://")
+_S3 = ("s3://", "s3a://")
 # Two spellings of one place must give one key.
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs", "adl": "abfs"}
+
+S3_CLIENT = "SPOTSAFE_S3_CLIENT"
+"""Environment variable: ``obstore``, ``boto3`` or ``s3fs``, if it shall not be the best that is installed."""
 
 
 def open_store(
@@ -26,7 +31,7 @@ def open_store(
 
     Raises:
         TypeError: neither a path, nor a url, nor a `Store`.
-        ValueError: the url's protocol is unknown.
+        ValueError: the url's protocol is unknown, or `S3_CLIENT` names no client.
         StorageNotFolder: the path is a file.
         StorageError: the package for the protocol is not installed, or the place cannot be looked at.
     """
@@ -38,9 +43,50 @@ def open_store(
     path = local_path(text)
     if path is not None:
         return RetryingStore(LocalStore(path), deadline=deadline)
+    return RetryingStore(_remote(text), deadline=deadline)
+
+
+def _remote(url: str) -> Store:
+    """S3 by the best client that is installed, or the one that `S3_CLIENT` names; the rest by fsspec."""
+    if url.lower().startswith(_S3):
+        wanted = os.environ.get(S3_CLIENT, "")
+        if wanted not in {"", *_S3_CLIENTS}:
+            raise ValueError(f"{S3_CLIENT} is one of {', '.join(_S3_CLIENTS)}, not {wanted!r}")
+        for client, make in _S3_CLIENTS.items():
+            if wanted in {"", client}:
+                try:
+                    return make(url)
+                except ImportError as cause:
+                    missing = cause
+        if wanted:
+            raise StorageError(f"{url}: {S3_CLIENT} asks for {wanted}: {missing}", path=url)
+    return _by_fsspec(url)
+
+
+def _by_obstore(url: str) -> Store:
+    from spotsafe.storage.fast import FastS3Store  # noqa: PLC0415 - an optional package
+
+    return FastS3Store(url)
+
+
+def _by_boto3(url: str) -> Store:
+    from spotsafe.storage.s3 import S3Store  # noqa: PLC0415 - an optional package
+
+    return S3Store(url)
+
+
+def _by_fsspec(url: str) -> Store:
     from spotsafe.storage.remote import FsspecStore  # noqa: PLC0415 - runs on a local disk need no fsspec
 
-    return RetryingStore(FsspecStore(text), deadline=deadline)
+    return FsspecStore(url)
+
+
+_S3_CLIENTS: dict[str, Callable[[str], Store]] = {
+    "obstore": _by_obstore,
+    "boto3": _by_boto3,
+    "s3fs": _by_fsspec,
+}
+"""Best first."""
 
 
 def local_path(url: str) -> str | None:
