@@ -112,7 +112,7 @@ def train(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     text = Text()
-    print(f"text: {len(text.text)} bytes, sha256 {text.digest[:16]}", flush=True)
+    print(f"sha256 of the text {text.digest[:16]}, {torch.get_num_threads()} threads", flush=True)
     model = GPT(layers, width).to(device)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     warm_up, cosine = LinearLR(opt, 0.05, total_iters=20), CosineAnnealingLR(opt, max(1, steps - 20))

@@ -126,6 +126,18 @@ def test_launchers_and_clouds_do_not_show_through(monkeypatch):
     assert not {"SLURM_JOB_ID", "RANK", "SPOTSAFE_NOTICE_FILE", "AWS_EC2_METADATA_DISABLED"} & environ.keys()
 
 
+def test_every_process_adds_with_the_same_number_of_threads(monkeypatch):
+    """One process that finds another number of threads would differ in the last bits; who sets a number keeps it."""
+    for name in ("OMP_NUM_THREADS", "MKL_DYNAMIC", "MKL_CBWR"):
+        monkeypatch.delenv(name, raising=False)
+    fixed = plain_environment({})
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    assert 1 <= int(fixed["OMP_NUM_THREADS"]) <= 4
+    assert (fixed["MKL_DYNAMIC"], fixed["MKL_CBWR"]) == ("FALSE", "AUTO,STRICT")
+    assert plain_environment({})["OMP_NUM_THREADS"] == "3"
+
+
 def test_the_script_runs_under_this_interpreter(start, tmp_path):
     """Reference and resumed runs must read the same standard library."""
     (tmp_path / "script.py").write_text("import sys; print(sys.executable)")

@@ -20,6 +20,7 @@ PATIENCE_S = 120.0
 """Seconds without a new step after which a process counts as hanging."""
 _LOOK_S = 0.005  # between two looks at the trace
 _LAST_LINES = 15
+_MOST_THREADS = 4  # the model of the demo gains nothing from more
 
 # A launcher's variables would make each process believe that it is one of many, or to be left in another way.
 _OF_LAUNCHERS = ("SLURM", "SKYPILOT_", "TORCHELASTIC_", "SPOTSAFE_", "AWS_EC2_METADATA_")
@@ -146,9 +147,20 @@ class Training:
         return bool(whole)
 
 
-# oneMKL promises the same bits from run to run only with this (its guide, "Conditional Numerical Reproducibility"):
-# else the alignment of memory may choose another order of additions, and the demo compares every bit.
-_SAME_BITS = {"MKL_CBWR": "AUTO,STRICT"}
+def _same_bits() -> dict[str, str]:
+    """What makes torch add in the same order in every process of the demo, which compares every bit.
+
+    Sums are cut by the number of threads, and how many there are torch and oneMKL find out anew in each process: one
+    that gets a single thread differs from the others in the last bits, without any fault of the resume. oneMKL
+    promises the same bits only in its own mode (its guide, "Conditional Numerical Reproducibility").
+    """
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_DYNAMIC": "FALSE",
+        "MKL_DYNAMIC": "FALSE",
+        "MKL_CBWR": "AUTO,STRICT",
+    }
 
 
 def plain_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -158,4 +170,4 @@ def plain_environment(extra: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(_OF_LAUNCHERS) and name not in _OF_RANKS
     }
-    return {**_SAME_BITS, **kept, **extra}
+    return {**_same_bits(), **kept, **extra}
