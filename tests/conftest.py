@@ -18,7 +18,7 @@ settings.register_profile("dev", deadline=None, suppress_health_check=[HealthChe
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-_OF_LAUNCHERS = ("AWS_", "SKYPILOT_", "SLURM", "SPOTSAFE_", "TORCHELASTIC_", "MASTER_", "JOB_COMPLETION_")
+_OF_LAUNCHERS = ("AWS_", "SKYPILOT_", "SLURM", "SPOTSAFE_", "TORCHELASTIC_", "MASTER_", "KUBERNETES_")
 _OF_RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"}
 _KEPT = {"SPOTSAFE_PROOF"}  # where `tests.proof` writes
 

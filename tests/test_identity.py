@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,7 +49,6 @@ def test_rank_and_world(environ: dict[str, str], place: tuple[int, int, int]) ->
         (SLURM, "SLURM_JOB_ID=4711"),
         ({"SKYPILOT_TASK_ID": "sky-1", **SLURM, **TORCHRUN}, "SKYPILOT_TASK_ID=sky-1"),
         ({**SLURM, **TORCHRUN}, "SLURM_JOB_ID=4711"),
-        ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX=0"),
     ],
 )
 def test_the_job_is_the_launchers(environ: dict[str, str], job: str) -> None:
@@ -56,9 +56,44 @@ def test_the_job_is_the_launchers(environ: dict[str, str], job: str) -> None:
     assert of(environ).job == job
 
 
-def test_torchruns_default_run_id_names_no_job() -> None:
-    """`none` is what every torchrun without --rdzv-id says."""
-    assert of({"TORCHELASTIC_RUN_ID": "none"}).job == of({}).job
+@pytest.mark.parametrize("made_up", ["none", "5f0c1c4e-9d7e-4d0e-8a52-1f6f7f1c9b00"])
+def test_a_run_id_that_torchrun_made_up_names_no_job(made_up: str) -> None:
+    """`none` is what every torchrun without --rdzv-id says; with --standalone each start has another UUID."""
+    assert of({"TORCHELASTIC_RUN_ID": made_up}).job == of({}).job
+
+
+@pytest.mark.parametrize(
+    ("host", "workload"),
+    [
+        ("gpt-x7k2p", "gpt"),
+        ("gpt-0", "gpt-0"),
+        ("gpt-train", "gpt-train"),
+        ("gpt-worker-3", "gpt-worker-3"),
+        ("gpt-5d4f8b7c9d-zx9wq", "gpt-5d4f8b7c9d"),
+    ],
+)
+def test_in_kubernetes_the_workload_is_the_job(
+    host: str, workload: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next pod of a Job is the same job; another Job, or the same name in another namespace, is another."""
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    monkeypatch.setattr(identity, "_NAMESPACE", str(tmp_path / "namespace"))
+    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "0"}
+
+    assert of(pod).job == f"kubernetes=/{workload}"
+    assert of({**pod, "POD_NAMESPACE": "team"}).job == f"kubernetes=team/{workload}"
+    (tmp_path / "namespace").write_text("research\n")
+    assert of(pod).job == f"kubernetes=research/{workload}"
+    assert of({**pod, **TORCHRUN}).job == "TORCHELASTIC_RUN_ID=job7"
+
+
+def test_two_pods_of_one_job_are_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Job's pod that was taken away comes back under another random name."""
+    jobs = set()
+    for host in ("gpt-x7k2p", "gpt-b4zq9"):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        jobs.add(of({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}).job)
+    assert len(jobs) == 1
 
 
 def test_without_a_launcher_host_and_arguments_are_the_job() -> None:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from spotsafe.data.sampler import ResumableSampler
     from spotsafe.loading import load
     from spotsafe.options import InitFrom
+    from spotsafe.pinning import pin
     from spotsafe.reclaim.notice import NoticeKind, ReclaimNotice
     from spotsafe.run import Run, session
 
@@ -64,6 +65,7 @@ _LAZY = {
     "ResumableSampler": "spotsafe.data.sampler",
     "Run": "spotsafe.run",
     "load": "spotsafe.loading",
+    "pin": "spotsafe.pinning",
     "session": "spotsafe.run",
 }
 
@@ -107,6 +109,7 @@ __all__ = [
     "latest",
     "load",
     "never",
+    "pin",
     "session",
 ]
 

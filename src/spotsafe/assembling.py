@@ -13,6 +13,7 @@ from spotsafe.attempt import Attempt
 from spotsafe.errors import EXIT_RESTART_LOOP, RestartLoop, StorageError
 from spotsafe.events import Event, Fanout
 from spotsafe.identity import Identity
+from spotsafe.ledger.reading import read_end
 from spotsafe.ledger.record import Ledger
 from spotsafe.loops import Loops
 from spotsafe.opening import Claimed, Opened, claim_attempt, load_init_from, load_newest, once
@@ -222,7 +223,9 @@ def _connect(
 
 def _saver(setting: Setting, opened: Opened, state: SessionState, stack: ExitStack) -> Saver:
     options, emit, choice = setting.options, setting.fanout.emit, opened.choice
-    writer = WriterThread(setting.store, emit=emit, clock=options.clock)
+    store = setting.store
+    ended = (lambda attempt: read_end(store, attempt) is not None) if opened.claimed.single_writer else None
+    writer = WriterThread(store, emit=emit, clock=options.clock, ended=ended)
     stack.callback(writer.close)
     saver = Saver(
         tracker=setting.tracker,
@@ -275,4 +278,5 @@ def _started(setting: Setting, opened: Opened, state: SessionState, watch: Watch
         resumed_from=None if choice is None else choice.name,
         age_s=age_s,
         watching=watch.sources,
+        single_writer=opened.claimed.single_writer,
     )

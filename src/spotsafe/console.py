@@ -28,6 +28,7 @@ from spotsafe.events import (
     RunEnded,
     RunStarted,
     SaveFailed,
+    SingleWriter,
     Warned,
 )
 
@@ -196,6 +197,8 @@ def _one_line(text: str) -> str:
 
 def _start(event: RunStarted) -> str:
     watching = f"watching {', '.join(event.watching)}" if event.watching else "watching for no reclaim"
+    if event.single_writer:
+        watching += "; single writer"
     if event.resumed_from is None:
         return f"fresh start of {event.url} (attempt {event.attempt}); {watching}"
     published = "" if event.age_s is None else f", published {human.age(event.age_s)}"
@@ -275,6 +278,13 @@ def _superseded(event: AttemptSuperseded) -> str:
     )
 
 
+def _single_writer(event: SingleWriter) -> str:
+    return (
+        f"warning: {event.url} does not refuse to create what is already there, so only you keep two jobs apart: "
+        "never let two run on it at once. What attempts without a recorded end left there is not deleted"
+    )
+
+
 def _warned(event: Warned) -> str:
     return f"warning: {event.message}"
 
@@ -284,5 +294,6 @@ _WARNINGS: Mapping[type[Event], Callable[..., str]] = {
     CheckpointPassedOver: _passed_over,
     NoticeReceived: _notice,
     SaveFailed: _failed,
+    SingleWriter: _single_writer,
     Warned: _warned,
 }

@@ -35,6 +35,16 @@ class RunStarted(Event):
     """Seconds since that checkpoint was published, by the wall clock."""
     watching: tuple[str, ...]
     """Names of the sources that can announce a reclaim."""
+    single_writer: bool = False
+    """Nothing on the store keeps two writers apart; see `SingleWriter`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleWriter(Event):
+    """The store does not refuse to create an object that is there, so nothing on it keeps two writers apart."""
+
+    url: str
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

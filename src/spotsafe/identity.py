@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import socket
 import sys
@@ -13,6 +14,13 @@ from dataclasses import dataclass
 
 NONCES: ContextVar[Callable[[], str]] = ContextVar("spotsafe_nonces", default=lambda: secrets.token_hex(4))
 """Where nonces come from. Only a test that must be repeatable sets it."""
+
+# torchrun's run id where nobody gave one: "none", or with --standalone another UUID at each start.
+_MADE_UP = re.compile(r"none|[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+# What Kubernetes appends to the name of a Job to name its next pod: five of its letters without vowels. A pod of an
+# Indexed Job or of a StatefulSet has a host name that stays, with its index.
+_POD_SUFFIX = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}$")
+_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +33,7 @@ class Identity:
     host: str
     pid: int
     boot: str
-    """The kernel's boot id: tells whether a pid of another record can still be the same process."""
+    """The kernel's boot id and the pid namespace: tells whether a pid of another record is one of ours."""
     job: str
     """Stable over restarts of the same job, different for another job."""
     arguments: tuple[str, ...]
@@ -34,7 +42,11 @@ class Identity:
     def of_this_process(
         environ: Mapping[str, str] | None = None, argv: Sequence[str] | None = None
     ) -> Identity:
-        """Read the launcher's environment variables; without a launcher, host and arguments are the job."""
+        """Read the launcher's environment variables; without a launcher, host and arguments are the job.
+
+        In Kubernetes the job is the namespace and the workload's name, as the pod's host name has it: a completion
+        index alone is the same in every Job.
+        """
         env = os.environ if environ is None else environ
         arguments = tuple(sys.argv if argv is None else argv)
         host = socket.gethostname()
@@ -73,17 +85,28 @@ def _number(env: Mapping[str, str], names: Sequence[str], default: int) -> int:
 
 
 def _job_id(env: Mapping[str, str], host: str, arguments: Sequence[str]) -> str:
-    for name in ("SKYPILOT_TASK_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "JOB_COMPLETION_INDEX"):
+    for name in ("SKYPILOT_TASK_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
         value = env.get(name, "")
-        if value and value != "none":  # torchrun's default run id
+        if value and not (name == "TORCHELASTIC_RUN_ID" and _MADE_UP.fullmatch(value)):
             return f"{name}={value}"
+    if env.get("KUBERNETES_SERVICE_HOST"):
+        return f"kubernetes={_namespace(env)}/{_POD_SUFFIX.sub('', host)}"
     digest = hashlib.sha256("\0".join((host, *arguments)).encode("utf-8", "surrogateescape")).hexdigest()
     return f"host={host} arguments={digest[:16]}"
 
 
+def _namespace(env: Mapping[str, str]) -> str:
+    try:
+        with open(_NAMESPACE, encoding="utf-8") as file:
+            return file.read().strip()
+    except (OSError, UnicodeError):
+        return env.get("POD_NAMESPACE", "")
+
+
 def _boot_id() -> str:
+    """Two containers of one machine may have one host name, but not one pid namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""

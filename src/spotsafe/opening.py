@@ -6,14 +6,14 @@ the claim, and what is loaded is chosen after it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt
+from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt, read_branch
+from spotsafe.checkpoint.branch import Branch
 from spotsafe.checkpoint.candidates import Candidate, Listing, look
 from spotsafe.checkpoint.catalog import check_history, resolve, split_target
-from spotsafe.checkpoint.claim import claim, in_use
+from spotsafe.checkpoint.claim import claim, is_exclusive
 from spotsafe.errors import (
     CheckpointNotFound,
     DamagedCheckpoint,
@@ -23,9 +23,10 @@ from spotsafe.errors import (
     StateMismatch,
     StorageNotFound,
 )
-from spotsafe.events import CheckpointPassedOver, Event, Warned
-from spotsafe.identity import Identity, is_running
-from spotsafe.ledger.reading import past_attempts, read_end, read_heartbeat, read_step
+from spotsafe.events import CheckpointPassedOver, Event, SingleWriter, Warned
+from spotsafe.identity import Identity
+from spotsafe.ledger.occupancy import Occupancy
+from spotsafe.ledger.reading import past_attempts, read_step
 from spotsafe.options import InitFrom, Options
 from spotsafe.policy.restarts import PastAttempt, restart_loop
 from spotsafe.reader import (
@@ -53,6 +54,8 @@ class Claimed:
     """The furthest step that an earlier attempt is known to have reached; steps below it are made again."""
     restart_loop: str | None
     """Why this start should not go on, if the run restarts without getting anywhere."""
+    single_writer: bool = False
+    """The store cannot refuse to create what is there, so that nothing keeps two writers apart (rule 12)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +89,17 @@ def claim_attempt(
     """
     listing = look(store)
     first = _records(store, [one for one in listing.attempts[:1] if one == 1], emit=emit)
-    choice = choose(store, listing, run=first[0].run if first else None, emit=emit)
+    branch = read_branch(store, listing)
+    choice = choose(store, listing, run=first[0].run if first else None, emit=emit, branch=branch)
+    _check_rolled_back(store, choice, branch)
     if choice is None:
         check_history(store, listing=listing)
     _check_resume(store, options, choice)
     if choice is not None:
         _check_shapes(store, choice.candidate, tracker)
-    newest = _records(store, listing.attempts[-1:], emit=emit)
-    _check_in_use(store, newest, identity=identity, options=options, emit=emit)
+    occupancy = Occupancy(store, identity=identity, clock=options.clock, emit=emit)
+    if not options.takeover:
+        occupancy.check(listing)
     loop = _restart_loop(store, listing, choice, options=options, emit=emit)
     furthest = read_step(store, listing.highest) if listing.attempts else 0
     record = claim(
@@ -106,8 +112,13 @@ def claim_attempt(
         passed_over=() if choice is None else sorted(choice.passed_over),
         passed_over_unhealthy_to=None if choice is None else choice.unhealthy_passed_to,
         run=None if choice is None else choice.manifest.run,
+        # Two jobs that start at once see nobody before the claim; the second one meets the first one's record there.
+        met=(lambda _: None) if options.takeover else occupancy.check_record,
     )
-    return Claimed(record=record, furthest_step=furthest, restart_loop=loop)
+    exclusive = is_exclusive(store, record)
+    if not exclusive:
+        emit(SingleWriter(url=store.url, attempt=record.attempt))
+    return Claimed(record=record, furthest_step=furthest, restart_loop=loop, single_writer=not exclusive)
 
 
 def load_newest(
@@ -135,7 +146,9 @@ def load_newest(
     unusable: dict[str, str] = {}
     for _ in range(_TRIES):
         listing = look(store)
-        choice = choose(store, listing, run=claimed.record.run, emit=emit, unusable=unusable)
+        branch = claimed.record.rollbacks
+        choice = choose(store, listing, run=claimed.record.run, emit=emit, unusable=unusable, branch=branch)
+        _check_rolled_back(store, choice, branch)
         if choice is None:
             check_history(store, listing=listing, reasons=unusable)
             return Opened(claimed=claimed, choice=None, loaded=None)
@@ -199,34 +212,15 @@ def _check_shapes(store: Store, candidate: Candidate, tracker: Tracker) -> None:
         )
 
 
-def _check_in_use(
-    store: Store,
-    newest: Sequence[AttemptRecord],
-    *,
-    identity: Identity,
-    options: Options,
-    emit: Callable[[Event], None],
-) -> None:
-    if not newest or options.takeover:
-        return
-    [previous] = newest
-    words = f"attempt {previous.attempt} of another job ({previous.job}, on {previous.host})"
-
-    def wait(seconds: float) -> None:
-        emit(Warned(message=f"{words} has recorded no end; looking for a while whether it is alive"))
-        options.clock.wait(threading.Event(), seconds)
-
-    used = in_use(
-        previous,
-        ended=read_end(store, previous.attempt) is not None,
-        identity=identity,
-        is_running=is_running,
-        read_heartbeat=lambda: read_heartbeat(store, previous.attempt),
-        wait=wait,
-    )
-    if used:
-        raise RunInUse(
-            f"{store.url} is in use: {words} is alive. Use another folder, stop it, or pass takeover=True"
+def _check_rolled_back(store: Store, choice: Choice | None, branch: Branch) -> None:
+    """After a rollback there is at least the checkpoint that was gone back to, or something is badly wrong."""
+    if choice is None and branch:
+        last = branch[-1]
+        raise NoUsableCheckpoint(
+            f"{store.url} was rolled back to {last.to} by attempt {last.attempt}, and neither that checkpoint nor "
+            f"an older or newer one is there any more. Nothing was started afresh. `spotsafe ls {store.url}` shows "
+            "what is set aside; `spotsafe rollback` can go back to it",
+            url=store.url,
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from spotsafe.checkpoint import dtypes
+from spotsafe.checkpoint.branch import Branch, gone_back_to
 from spotsafe.checkpoint.candidates import Candidate, Listing, candidates, read_candidate, read_index
 from spotsafe.checkpoint.digest import block_digest
 from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, tiling_problem
@@ -103,12 +104,15 @@ def choose(
     run: str | None = None,
     emit: Emit | None = None,
     unusable: Mapping[str, str] | None = None,
+    branch: Branch = (),
 ) -> Choice | None:
     """The checkpoint to resume from, by the manifests alone: the newest healthy, else the newest.
 
     Args:
         store: the run.
         listing: a look at it.
+        branch: the rollbacks that count. What they set aside is not there; the health of the checkpoint that was
+            gone back to is not judged, for a person chose it.
         run: the run's id, if it is known: a checkpoint of another run that got into this folder is passed over.
         emit: told about each one that is passed over.
         unusable: names whose data proved damaged or missing, with the reason.
@@ -122,7 +126,13 @@ def choose(
         StorageError: one could not be read.
     """
     reasons: dict[str, str] = {}
-    choice = pick(candidates(store, listing), run=run, unusable=unusable or {}, reasons=reasons)
+    choice = pick(
+        candidates(store, listing.on(branch)),
+        run=run,
+        unusable=unusable or {},
+        reasons=reasons,
+        trusted=gone_back_to(branch),
+    )
     if choice is None and reasons:
         raise _none_usable(store, reasons)
     if choice is not None and emit is not None:
@@ -137,6 +147,7 @@ def pick(
     unusable: Mapping[str, str],
     reasons: MutableMapping[str, str],
     run: str | None = None,
+    trusted: str | None = None,
 ) -> Choice | None:
     """The decision itself, on candidates newest first; reads no further than it must.
 
@@ -145,6 +156,7 @@ def pick(
         unusable: names that cannot be used although their manifests can be read.
         reasons: receives why each one that was looked at is not the choice.
         run: the run's id, if it is known.
+        trusted: name of one whose health is not judged.
 
     Raises:
         UnsupportedFormat: one of a newer version comes before the choice.
@@ -158,8 +170,9 @@ def pick(
         if isinstance(candidate.fault, UnsupportedFormat):
             raise candidate.fault
         reason = candidate.reason or unusable.get(name, "") or _stranger(candidate, run)
-        if not reason and candidate.manifest is not None and not candidate.manifest.health.healthy:
-            reason = _sick(candidate.manifest)
+        manifest = candidate.manifest
+        if not reason and name != trusted and manifest is not None and not manifest.health.healthy:
+            reason = _sick(manifest)
             if sick is None:
                 sick, before_sick = candidate, dict(reasons)
         if not reason:

@@ -177,8 +177,9 @@ class Saver:
             self._take(result)
             newer = result.superseded_by or newer
         if newer is not None:
+            other = "another attempt" if newer == self.lineage.record.attempt else "attempt"
             raise Superseded(
-                f"attempt {newer} of run {self.lineage.record.run} has been started; "
+                f"{other} {newer} of run {self.lineage.record.run} has been started; "
                 f"attempt {self.lineage.record.attempt} ends here and must not be restarted"
             )
         if self._in_a_row >= FAILURES_IN_A_ROW:
@@ -246,6 +247,7 @@ class Saver:
             keep=self.keep,
             resumed_from=self.lineage.resumed_from,
             passed_over=self.lineage.passed_over,
+            rollbacks=self.lineage.record.rollbacks,
         )
         return job, arena
 

@@ -140,15 +140,32 @@ def test_storage_error_is_raised() -> None:
 def test_store_that_refuses_every_number_is_an_error() -> None:
     """A store whose creations never succeed does not keep the start busy for ever."""
 
+    made = take(MemoryStore())
+
     class Stubborn(MemoryStore):
-        """Says for everything that it exists."""
+        """Somebody else is always faster."""
 
         def create(self, path: str, data: bytes) -> bool:
+            number = int(path[-11:-5])
+            self.objects[path] = encode_record(dataclasses.replace(made, attempt=number))
             return False
 
     store = Stubborn()
     with pytest.raises(StorageError, match="in a row"):
         take(store, run="feed0000")
+
+
+def test_store_that_contradicts_itself_is_an_error() -> None:
+    """A name that is taken by nothing is no claim of anybody."""
+
+    class Liar(MemoryStore):
+        """Says for everything that it exists."""
+
+        def create(self, path: str, data: bytes) -> bool:
+            return False
+
+    with pytest.raises(StorageUnavailable, match="both that it exists"):
+        take(Liar(), run="feed0000")
 
 
 class Watch:

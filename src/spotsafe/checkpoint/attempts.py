@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from spotsafe.checkpoint import sealed
-from spotsafe.checkpoint.branch import Branch
-from spotsafe.checkpoint.layout import ATTEMPTS, attempt_record
+from spotsafe.checkpoint.branch import Branch, until
+from spotsafe.checkpoint.candidates import Listing
+from spotsafe.checkpoint.layout import ATTEMPTS, CheckpointName, attempt_record
 from spotsafe.errors import DamagedCheckpoint, StorageNotFound, UnsupportedFormat
 from spotsafe.storage.store import Store
 
@@ -122,13 +123,78 @@ def attempt_exists(store: Store, attempt: int) -> bool:
     return True
 
 
-def newer_attempt(store: Store, attempt: int) -> int | None:
-    """The attempt after `attempt` if it exists. Attempts have no gaps, so one look is enough.
+def newer_attempt(store: Store, attempt: int, *, nonce: str | None = None) -> int | None:
+    """The attempt that has superseded `attempt`. Attempts have no gaps, so one look is enough.
+
+    Args:
+        store: the run.
+        attempt: ours.
+        nonce: ours, on a store without create-if-absent: there another start can have taken the same number,
+            and then `attempt` itself is the answer (rule 12).
 
     Raises:
         StorageError: the store could not say.
     """
-    return attempt + 1 if attempt_exists(store, attempt + 1) else None
+    if attempt_exists(store, attempt + 1):
+        return attempt + 1
+    if nonce is not None and not _is_held(store, attempt, nonce):
+        return attempt
+    return None
+
+
+def read_branch(store: Store, listing: Listing) -> Branch:
+    """The rollbacks that count: what the newest record says.
+
+    A record that is damaged may be passed over if its attempt left a checkpoint, for then it was no rollback and
+    the record before it says the same.
+
+    Raises:
+        DamagedCheckpoint: nobody knows whether the newest attempt was a rollback.
+        UnsupportedFormat: a newer spotsafe wrote the record.
+        StorageError: it could not be read.
+    """
+    trained = listing.published | {name.attempt for name in listing.names}
+    for attempt in reversed(listing.attempts):
+        try:
+            return read_attempt(store, attempt).rollbacks
+        except DamagedCheckpoint as error:
+            if attempt not in trained and attempt > 1:
+                _undecided(store, error)
+    return ()
+
+
+def branch_at(store: Store, listing: Listing, name: CheckpointName) -> Branch:
+    """The branch that a checkpoint lies on: what the record of its attempt says.
+
+    Where that record is gone or damaged, the newest one's history up to it.
+
+    Raises:
+        UnsupportedFormat: a newer spotsafe wrote a record.
+        StorageError: one could not be read.
+    """
+    try:
+        return read_attempt(store, name.attempt).rollbacks
+    except (StorageNotFound, DamagedCheckpoint):
+        pass
+    try:
+        return until(read_branch(store, listing), name.attempt)
+    except DamagedCheckpoint:
+        return ()
+
+
+def _is_held(store: Store, attempt: int, nonce: str) -> bool:
+    try:
+        return read_attempt(store, attempt).nonce == nonce
+    except (StorageNotFound, DamagedCheckpoint):
+        return False
+
+
+def _undecided(store: Store, error: DamagedCheckpoint) -> NoReturn:
+    reason = (
+        f"{error.reason}. It may say that the run was rolled back, so nobody knows which checkpoint counts; "
+        f"decide it: spotsafe rollback {store.url}@STEP"
+    )
+    raise DamagedCheckpoint(checkpoint=error.checkpoint, file=error.file, reason=reason) from error
 
 
 def _check_rollbacks(record: AttemptRecord) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spotsafe.checkpoint import manifest as manifest_format
+from spotsafe.checkpoint.branch import Branch, on_branch
 from spotsafe.checkpoint.layout import (
     ATTEMPTS,
     CHECKPOINTS,
@@ -55,6 +56,10 @@ class Listing:
         """The highest attempt that left any trace; 0 for an empty folder."""
         return max((*self.attempts, *self.published, *(name.attempt for name in self.names)), default=0)
 
+    def on(self, branch: Branch) -> Listing:
+        """The same without the checkpoints that rollbacks set aside: what a start chooses from."""
+        return replace(self, names=on_branch(self.names, branch))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -92,7 +97,12 @@ def look(store: Store) -> Listing:
         StorageError: the store could not say.
     """
     marks = store.names(ATTEMPTS)
-    folders = store.names(CHECKPOINTS)
+    return listing_of(marks, store.names(CHECKPOINTS))
+
+
+def listing_of(marks: Iterable[str], folders: Iterable[str]) -> Listing:
+    """What the base names in the folders of attempts and of checkpoints say."""
+    marks = list(marks)
     return Listing(
         attempts=tuple(sorted(number for mark in marks if (number := parse_attempt(mark)) is not None)),
         published=frozenset(number for mark in marks if (number := parse_published(mark)) is not None),

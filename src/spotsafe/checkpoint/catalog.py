@@ -8,21 +8,24 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from spotsafe.checkpoint.attempts import read_attempt
+from spotsafe.checkpoint.attempts import read_attempt, read_branch
+from spotsafe.checkpoint.branch import Branch, is_set_aside
 from spotsafe.checkpoint.candidates import (
     Candidate,
     Listing,
     by_folder,
     candidates,
+    listing_of,
     look,
     missing_from,
     read_candidate,
     read_index,
     read_many,
 )
-from spotsafe.checkpoint.layout import CHECKPOINTS, CheckpointName
+from spotsafe.checkpoint.layout import ATTEMPTS, CHECKPOINTS, CheckpointName
 from spotsafe.checkpoint.manifest import Manifest
-from spotsafe.errors import CheckpointNotFound, NoUsableCheckpoint, UnsupportedFormat
+from spotsafe.checkpoint.pins import pinned_manifest, read_pins
+from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, NoUsableCheckpoint, UnsupportedFormat
 from spotsafe.storage.store import Store
 
 __all__ = [
@@ -54,6 +57,10 @@ class Row:
     """What lies in the folder now."""
     problem: str
     """Why it cannot be used, as far as is known without its data; empty if nothing speaks against it."""
+    set_aside: bool = False
+    """Whether a rollback left it behind: it is whole, and only a rollback to it brings it back."""
+    pinned: bool = False
+    """Whether a reader keeps it from being deleted."""
 
 
 def split_target(url: str) -> tuple[str, str | int | None]:
@@ -76,31 +83,48 @@ def split_target(url: str) -> tuple[str, str | int | None]:
     return url, None
 
 
-def resolve(store: Store, selector: str | int | None = "latest") -> Candidate:
+def resolve(
+    store: Store, selector: str | int | None = "latest", *, branch: Branch | None = None
+) -> Candidate:
     """The published checkpoint that a person asked for; its manifest is there and readable.
+
+    What a rollback set aside is never the latest or the best. Asked for by its step it is found where the present
+    branch has no such step, and by its full name always.
 
     Args:
         store: the run.
         selector: from `split_target`; None is the latest. ``best`` counts healthy checkpoints only, takes the
             lowest value unless it ends in ``:max``, and needs no name of a metric where there is only one.
+        branch: the rollbacks that count, if they are known; by default those of the newest record.
 
     Raises:
         CheckpointNotFound: there is none like that; the message lists what is there.
         UnsupportedFormat: a newer spotsafe wrote one that may be the right one.
+        DamagedCheckpoint: nobody knows whether the run was rolled back.
         StorageError: the store could not say.
         ValueError: a selector that means nothing.
     """
     listing = look(store)
+    if branch is None:
+        named = isinstance(selector, str) and CheckpointName.parse(selector) is not None
+        branch = () if named else read_branch(store, listing)  # a full name means the same on every branch
+    present = listing.on(branch)
     if isinstance(selector, str) and _BEST.fullmatch(selector):
-        return _best(store, listing, selector)
-    for name in listing.names:
-        if _matches(name, selector):
-            candidate = read_candidate(store, name)
-            if candidate.manifest is not None:
-                return candidate
-            _pass_over(candidate)
+        return _best(store, present, selector)
+    reasons = []
+    for name in _wanted(listing, present, selector):
+        candidate = read_candidate(store, name)
+        if candidate.manifest is not None:
+            return candidate
+        _pass_over(candidate)
+        if selector not in {None, "latest"}:
+            pinned = pinned_manifest(store, name) if candidate.absent else None
+            if pinned is not None:
+                return Candidate(name=name, manifest=pinned)
+            reasons.append(f"{name}: {candidate.reason}")
+    found = f" ({'; '.join(reasons)})" if reasons else ""
     raise CheckpointNotFound(
-        f"{store.url} has no checkpoint {_words(selector)}; {_inventory(store, listing)}"
+        f"{store.url} has no checkpoint {_words(selector)}{found}; {_inventory(store, present)}"
     )
 
 
@@ -137,21 +161,52 @@ def check_history(store: Store, *, listing: Listing, reasons: Mapping[str, str] 
         )
 
 
-def list_rows(store: Store) -> list[Row]:
+def list_rows(store: Store, *, now: float = 0.0) -> list[Row]:
     """Every checkpoint folder of the run, newest first, with what a listing and the manifests tell.
+
+    Args:
+        store: the run.
+        now: Unix seconds, for pins; by default none of them is over.
 
     Raises:
         StorageError: the store could not say.
     """
+    marks = store.names(ATTEMPTS)
     folders = by_folder(store.list(CHECKPOINTS))
+    branch = _branch_for_people(store, listing_of(marks, map(str, folders)))
+    held = {name for name, pin in read_pins(store) if pin is None or pin.lasts(now)}
     rows = []
     for candidate in read_many(store, sorted(folders, reverse=True)):
         sizes = folders[candidate.name]
         problem = candidate.reason
         if candidate.manifest is not None:
             problem = missing_from(candidate.manifest, folders)
-        rows.append(Row(candidate=candidate, stored_bytes=sum(sizes.values()), problem=problem))
+        row = Row(
+            candidate=candidate,
+            stored_bytes=sum(sizes.values()),
+            problem=problem,
+            set_aside=is_set_aside(candidate.name, branch),
+            pinned=candidate.name in held,
+        )
+        rows.append(row)
     return rows
+
+
+def _branch_for_people(store: Store, listing: Listing) -> Branch:
+    """As far as it is known: a list of what is there is what one needs when a record is damaged."""
+    try:
+        return read_branch(store, listing)
+    except (DamagedCheckpoint, UnsupportedFormat) as error:
+        _log.warning("%s; whatever is there is listed as if there had been no rollback", error)
+        return ()
+
+
+def _wanted(listing: Listing, present: Listing, selector: str | int | None) -> list[CheckpointName]:
+    """What the selector may mean, the first guess first."""
+    names = list(present.names)
+    if selector not in {None, "latest"}:
+        names += [name for name in listing.names if name not in set(present.names)]
+    return [name for name in names if _matches(name, selector)]
 
 
 def _matches(name: CheckpointName, selector: str | int | None) -> bool:

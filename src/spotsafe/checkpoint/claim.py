@@ -7,25 +7,38 @@ listing may be old, the answer of the creation is not.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from spotsafe.checkpoint.attempts import (
+    MAX_BYTES,
     AttemptRecord,
     attempt_exists,
+    branch_at,
     encode_record,
     newer_attempt,
     printable,
     read_attempt,
+    read_branch,
 )
+from spotsafe.checkpoint.branch import rolled_back
 from spotsafe.checkpoint.candidates import Listing
-from spotsafe.checkpoint.layout import attempt_record
-from spotsafe.errors import DamagedCheckpoint, StorageError, StorageNotFound
+from spotsafe.checkpoint.layout import ATTEMPTS, MAX_NUMBER, CheckpointName, attempt_record
+from spotsafe.errors import DamagedCheckpoint, StorageError, StorageNotFound, StorageUnavailable
 from spotsafe.identity import Identity, new_nonce
-from spotsafe.storage.store import Store
+from spotsafe.storage.store import Store, creates_exclusively
 
-__all__ = ["AttemptRecord", "attempt_exists", "claim", "in_use", "newer_attempt", "read_attempt"]
+__all__ = [
+    "AttemptRecord",
+    "attempt_exists",
+    "claim",
+    "in_use",
+    "is_exclusive",
+    "newer_attempt",
+    "read_attempt",
+]
 
 HEARTBEAT_S = 30.0
 """Seconds after which a living attempt replaces its heartbeat."""
@@ -45,8 +58,13 @@ def claim(
     passed_over: Sequence[str] = (),
     passed_over_unhealthy_to: str | None = None,
     run: str | None = None,
+    rollback_to: CheckpointName | None = None,
+    met: Callable[[AttemptRecord], None] = lambda _: None,
 ) -> AttemptRecord:
     """Claim the next attempt of the run.
+
+    The record repeats the rollbacks of the one right before it, whoever wrote that one and however late: so a
+    rollback that comes between our look and our claim counts.
 
     Args:
         store: the run.
@@ -59,16 +77,28 @@ def claim(
         passed_over_unhealthy_to: set if unhealthy ones were among them: the one chosen instead.
         run: the run id that the newest manifest names; used only if attempt 1's record is gone or damaged,
             as in a folder of which only the checkpoints were copied.
+        rollback_to: the claim is a rollback to this checkpoint.
+        met: is called with the record of each attempt that was claimed since the look, before the next number is
+            tried; may raise to give up.
 
     Returns:
         The record as it lies on storage; its attempt and nonce are ours alone.
 
     Raises:
+        DamagedCheckpoint: the record before ours is damaged, so that nobody knows which checkpoints count.
         StorageError: nothing was claimed, or it is unknown whether it was; an unused attempt does no harm.
     """
     nonce = new_nonce()
     number = listing.highest + 1
+    back = None if rollback_to is None else branch_at(store, listing, rollback_to)
+    branch = read_branch(store, listing) if back is None else back
     for _ in range(_TRIES):
+        if number > MAX_NUMBER:
+            raise StorageError(
+                f"{store.url}: a name there says attempt {number - 1}; remove it", path=ATTEMPTS
+            )
+        if rollback_to is not None and back is not None:
+            branch = rolled_back(back, to=rollback_to, attempt=number)
         record = AttemptRecord(
             run=_run_id(store, number=number, nonce=nonce, hint=run),
             attempt=number,
@@ -84,14 +114,43 @@ def claim(
             passed_over=tuple(passed_over),
             passed_over_unhealthy_to=passed_over_unhealthy_to,
             version=_version(),
+            rollbacks=branch,
         )
         if store.create(attempt_record(number), encode_record(record)):
             return record
+        other = _taken(store, number)
+        met(other)
+        branch = other.rollbacks
         number += 1
     raise StorageError(
         f"{store.url}: {_TRIES} attempts in a row were taken by others; does the store do what it says?",
         path=attempt_record(number),
     )
+
+
+def is_exclusive(store: Store, record: AttemptRecord) -> bool:
+    """Whether the store's create-if-absent can be relied on (rule 12): what it says, else what it does.
+
+    The trial is on our own record: a second one with another nonce must be refused. A store that takes it is
+    given ours back.
+
+    Args:
+        store: the run.
+        record: ours, just claimed.
+
+    Raises:
+        StorageError: the store could not say; the attempt stays unused.
+    """
+    said = creates_exclusively(store)
+    if said is not None:
+        return said
+    path, ours = attempt_record(record.attempt), encode_record(record)
+    rival = encode_record(dataclasses.replace(record, nonce=new_nonce()))
+    refused = not store.create(path, rival)
+    if refused and store.read(path, max_bytes=MAX_BYTES) == ours:
+        return True
+    store.replace(path, ours)
+    return False
 
 
 def in_use(
@@ -132,6 +191,16 @@ def in_use(
         if read_heartbeat() != first:
             return True
     return False
+
+
+def _taken(store: Store, number: int) -> AttemptRecord:
+    try:
+        return read_attempt(store, number)
+    except StorageNotFound as error:
+        path = attempt_record(number)
+        raise StorageUnavailable(
+            f"{path}: the store says both that it exists and that it does not", path=path
+        ) from error
 
 
 def _run_id(store: Store, *, number: int, nonce: str, hint: str | None) -> str:

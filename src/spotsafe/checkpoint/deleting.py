@@ -47,8 +47,14 @@ def decide(store: Store, name: CheckpointName, *, published: bool) -> Candidate:
         StorageError: it is not known which.
     """
     marker = Marker(state=ABANDONED)
-    if not published and store.create(name.manifest, encode_marker(marker)):
-        return Candidate(name=name, marker=marker)
+    if not published:
+        found = read_candidate(
+            store, name
+        )  # the listing may be old, and not every store refuses to overwrite
+        if not found.absent or found.marker is not None:
+            return found
+        if store.create(name.manifest, encode_marker(marker)):
+            return Candidate(name=name, marker=marker)
     return read_candidate(store, name)
 
 

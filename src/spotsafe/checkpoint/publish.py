@@ -29,7 +29,9 @@ class PublishOutcome:
         return self.published and self.superseded_by is None and self.trouble is None
 
 
-def publish(store: Store, manifest: Manifest, *, mark: bool = True) -> PublishOutcome:
+def publish(
+    store: Store, manifest: Manifest, *, mark: bool = True, single_writer: bool = False
+) -> PublishOutcome:
     """Make a checkpoint exist whose data and indexes are all durable (rule 4).
 
     A superseded attempt still publishes what it has completely staged; it deletes nothing and then ends. Only what
@@ -41,6 +43,7 @@ def publish(store: Store, manifest: Manifest, *, mark: bool = True) -> PublishOu
         store: the run.
         manifest: the checkpoint.
         mark: leave the trace of the attempt's first publish; false if it is known to be there.
+        single_writer: the store has no create-if-absent, so that our own record may have been taken from us.
 
     Returns:
         The outcome. From the moment the manifest exists nothing is raised: what fails later is its `trouble`.
@@ -49,7 +52,8 @@ def publish(store: Store, manifest: Manifest, *, mark: bool = True) -> PublishOu
         StorageError: it is not known whether the manifest was created. If it was, the checkpoint is whole.
         DamagedCheckpoint: something that is neither ours nor a marker lies under the manifest's name.
     """
-    newer = newer_attempt(store, manifest.attempt)
+    nonce = manifest.nonce if single_writer else None
+    newer = newer_attempt(store, manifest.attempt, nonce=nonce)
     if newer is not None and manifest.references and _has_published(store, newer):
         return PublishOutcome(published=False, superseded_by=newer)
     if not _create_manifest(store, manifest):
@@ -58,7 +62,7 @@ def publish(store: Store, manifest: Manifest, *, mark: bool = True) -> PublishOu
     try:
         if mark:
             _mark_published(store, manifest.name)
-        newer = newer_attempt(store, manifest.attempt)
+        newer = newer_attempt(store, manifest.attempt, nonce=nonce)
     except Exception as error:  # noqa: BLE001 - whatever fails now, the checkpoint exists and must be told so
         return PublishOutcome(published=True, superseded_by=newer, trouble=error)
     return PublishOutcome(published=True, superseded_by=newer)

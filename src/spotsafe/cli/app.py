@@ -17,6 +17,9 @@ _COMMANDS = {
     "ls": "ls",
     "show": "show",
     "verify": "verify",
+    "rollback": "rollback",
+    "pin": "pin",
+    "unpin": "unpin",
     "export": "export",
     "import": "import_",
 }

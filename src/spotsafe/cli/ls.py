@@ -15,6 +15,8 @@ from spotsafe.cli.target import is_run, json_option, meant, open_target, target_
 from spotsafe.errors import CheckpointNotFound
 from spotsafe.storage.store import Store
 
+_REMARKS = {"set_aside": "set aside by a rollback", "pinned": "pinned by a reader"}
+
 
 @click.command("ls")
 @target_argument
@@ -22,8 +24,9 @@ from spotsafe.storage.store import Store
 def command(target: str, *, as_json: bool) -> None:
     """List the checkpoints of a run, newest first, or the runs of a folder.
 
-    Of a run: step, age, size, health, metrics, and why a checkpoint is not usable, as far as listing the
-    folder and reading the manifests tells; `spotsafe verify` reads everything.
+    Of a run: step, age, size, health, metrics, and remarks: why a checkpoint is not usable, as far as listing the
+    folder and reading the manifests tells (`spotsafe verify` reads everything), whether a rollback set it aside,
+    whether a reader pinned it.
     """
     store, selector = open_target(target)
     if selector is not None:
@@ -36,7 +39,7 @@ def command(target: str, *, as_json: bool) -> None:
 
 def _show_checkpoints(store: Store, *, as_json: bool) -> None:
     now = time.time()
-    records = [_record(row, now=now) for row in list_rows(store)]
+    records = [_record(row, now=now) for row in list_rows(store, now=now)]
     if as_json:
         print_json({"kind": "run", "url": store.url, "checkpoints": records})
         return
@@ -44,7 +47,7 @@ def _show_checkpoints(store: Store, *, as_json: bool) -> None:
         click.echo(f"{store.url}: no checkpoint yet")
         return
     print_table(
-        ("step>", "age>", "size>", "health", "metrics", "checkpoint", "not usable because"),
+        ("step>", "age>", "size>", "health", "metrics", "checkpoint", "remarks"),
         [_cells(record) for record in records],
     )
 
@@ -58,6 +61,8 @@ def _record(row: Row, *, now: float) -> dict[str, Any]:
         "save": name.save,
         "usable": not row.problem,
         "problem": row.problem,
+        "set_aside": row.set_aside,
+        "pinned": row.pinned,
         "bytes": row.stored_bytes,
         "created": manifest.created if manifest else None,
         "age_s": max(0.0, now - manifest.created) if manifest else None,
@@ -73,7 +78,9 @@ def _cells(record: dict[str, Any]) -> tuple[str, ...]:
     metrics = " ".join(f"{key}={value:.6g}" for key, value in record["metrics"].items())
     age = "-" if record["age_s"] is None else human.age(record["age_s"])
     size = human.size(record["bytes"])
-    return (str(record["step"]), age, size, health, metrics, record["name"], record["problem"])
+    remarks = [record["problem"]] if record["problem"] else []
+    remarks += [_REMARKS[member] for member in _REMARKS if record[member]]
+    return (str(record["step"]), age, size, health, metrics, record["name"], "; ".join(remarks))
 
 
 def _show_runs(store: Store, *, as_json: bool) -> None:
@@ -107,11 +114,12 @@ def _run_record(folder: Store, name: str) -> dict[str, Any] | None:
     if not attempts:
         return None
     store, _ = open_target(f"{folder.url.rstrip('/')}/{name}/")
-    published = [row.candidate.name for row in list_rows(store) if row.candidate.manifest is not None]
+    rows = [row for row in list_rows(store) if row.candidate.manifest is not None]
+    present = [row.candidate.name for row in rows if not row.set_aside]
     return {
         "name": name,
         "attempts": len(attempts),
-        "checkpoints": len(published),
-        "newest": str(published[0]) if published else None,
-        "newest_step": published[0].step if published else None,
+        "checkpoints": len(rows),
+        "newest": str(present[0]) if present else None,
+        "newest_step": present[0].step if present else None,
     }

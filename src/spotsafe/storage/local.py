@@ -69,6 +69,7 @@ class LocalStore:
         self._root = os.path.abspath(os.path.expanduser(text))
         self._synced: set[str] = set()
         """Folders whose own names this store has brought to the disk."""
+        self._exclusive: bool | None = None
         _check_root(self._root)
 
     def __repr__(self) -> str:
@@ -78,6 +79,11 @@ class LocalStore:
     def url(self) -> str:
         """The absolute path of the folder."""
         return self._root
+
+    @property
+    def exclusive(self) -> bool | None:
+        """Whether `create` is atomic on this file system; None before it has created anything."""
+        return self._exclusive
 
     # -- writing
 
@@ -113,7 +119,8 @@ class LocalStore:
         """
         for _ in range(_CREATE_TRIES):
             try:
-                if self._commit(path, memoryview(data), place=place_new):
+                self._exclusive = self._commit(path, memoryview(data), place=place_new)
+                if self._exclusive:
                     return True
             except StorageExists:
                 if os.path.isdir(self._full(path)):

@@ -94,6 +94,11 @@ class FsspecStore:
         """The url, without the options."""
         return self._url
 
+    @property
+    def exclusive(self) -> bool | None:
+        """False where fsspec looks and then writes. Elsewhere it is the server's to honour the condition."""
+        return None if self._exclusive else False
+
     # -- writing
 
     def put(self, path: str, data: bytes) -> None:

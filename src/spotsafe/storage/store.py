@@ -21,9 +21,25 @@ class Entry:
     """Bytes."""
 
 
+def creates_exclusively(store: Store) -> bool | None:
+    """What a store says of its `create`: the value of its attribute ``exclusive``, if it has one.
+
+    Returns:
+        True: of several writers at the same instant one wins, and the others are told. False: it looks and then
+        writes, so that two may believe that they won. None: it does not know, as with a server that may ignore
+        conditions; whoever depends on it has to try.
+    """
+    answer: bool | None = getattr(store, "exclusive", None)
+    return answer
+
+
 @runtime_checkable
 class Store(Protocol):
-    """Objects under one root. Safe to use from several threads."""
+    """Objects under one root. Safe to use from several threads.
+
+    A store may have an attribute ``exclusive``; see `creates_exclusively`. One whose `create` looks and then
+    writes must have it: no trial from outside can find that out.
+    """
 
     @property
     def url(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from spotsafe.storage.store import Entry, Store
+from spotsafe.storage.store import Entry, Store, creates_exclusively
 
 T = TypeVar("T")
 
@@ -44,6 +44,11 @@ class WrappingStore:
     def url(self) -> str:
         """Where the inner store is."""
         return self.inner.url
+
+    @property
+    def exclusive(self) -> bool | None:
+        """What the inner store says of its `create`."""
+        return creates_exclusively(self.inner)
 
     def put(self, path: str, data: bytes) -> None:
         """See `Store.put`."""

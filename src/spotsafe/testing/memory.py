@@ -17,7 +17,10 @@ class MemoryStore:
 
     Attributes:
         objects: what is stored, by path. A test may change it, as a faulty disk would.
+        exclusive: see `spotsafe.storage.store.creates_exclusively`.
     """
+
+    exclusive: bool | None = True
 
     def __init__(self, url: str = "memory://run") -> None:
         self.objects: dict[str, bytes] = {}

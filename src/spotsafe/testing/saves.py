@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spotsafe.checkpoint.attempts import read_branch
+from spotsafe.checkpoint.branch import Branch
 from spotsafe.checkpoint.catalog import Candidate, candidates, look
 from spotsafe.checkpoint.claim import AttemptRecord, claim
 from spotsafe.checkpoint.dtypes import require
@@ -45,6 +47,7 @@ def stage(
     metrics: Mapping[str, float] | None = None,
     nonfinite_before: frozenset[str] = frozenset(),
     passed_over: frozenset[str] = frozenset(),
+    rollbacks: Branch = (),
 ) -> StagedSave:
     """Stage `arrays` as parameters, spread over so many files.
 
@@ -59,6 +62,7 @@ def stage(
         metrics: for the manifest.
         nonfinite_before: names that may be nonfinite.
         passed_over: names that retention must not touch.
+        rollbacks: those that count.
     """
     arena = bytearray()
     staged: list[StagedFile] = []
@@ -101,6 +105,7 @@ def stage(
         keep=keep or latest(2),
         resumed_from=parent,
         passed_over=passed_over,
+        rollbacks=rollbacks,
     )
     return StagedSave(job=job, arena=memoryview(arena))
 
@@ -112,19 +117,26 @@ class Attempt:
         store: the run.
         emit: is told what happens.
         keep: retention of its saves.
+        ended: as for `Uploader`.
 
     Attributes:
         record: the claim.
-        resumed_from: the newest published checkpoint before the claim.
+        resumed_from: the newest published checkpoint before the claim, of those that no rollback set aside.
         results: of the saves so far.
     """
 
     def __init__(
-        self, store: Store, *, emit: Callable[[Event], object] | None = None, keep: Keep | None = None
+        self,
+        store: Store,
+        *,
+        emit: Callable[[Event], object] | None = None,
+        keep: Keep | None = None,
+        ended: Callable[[int], bool] | None = None,
     ) -> None:
         self._keep = keep
         listing = look(store)
-        self.resumed_from: Candidate | None = next(iter(candidates(store, listing)), None)
+        there = candidates(store, listing.on(read_branch(store, listing)))
+        self.resumed_from: Candidate | None = next(iter(there), None)
         seen = None if self.resumed_from is None else str(self.resumed_from.name)
         self.record: AttemptRecord = claim(
             store,
@@ -134,7 +146,7 @@ class Attempt:
             resumed_from=seen,
             wall=1_700_000_000.0,
         )
-        self._uploader = Uploader(store, emit=emit or (lambda _: None), monotonic=lambda: 0.0)
+        self._uploader = Uploader(store, emit=emit or (lambda _: None), monotonic=lambda: 0.0, ended=ended)
         self.results: list[SaveResult] = []
 
     def save(self, step: int, *, arrays: Arrays | None = None, files: int = 2, **options: Any) -> SaveResult:
@@ -142,9 +154,8 @@ class Attempt:
         name = CheckpointName(self.record.attempt, step, len(self.results) + 1, self.record.nonce)
         parent = None if self.resumed_from is None else str(self.resumed_from.name)
         filled = arrays or {f"weight{i}": np.full((3, i + 1), step, dtype=np.float32) for i in range(files)}
-        save = stage(
-            name, filled, files=files, run=self.record.run, parent=parent, **{"keep": self._keep, **options}
-        )
+        given = {"keep": self._keep, "rollbacks": self.record.rollbacks, **options}
+        save = stage(name, filled, files=files, run=self.record.run, parent=parent, **given)
         result = self._uploader.run(save.job, save.arena)
         self.results.append(result)
         return result

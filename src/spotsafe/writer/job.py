@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from spotsafe.checkpoint.branch import Branch
 from spotsafe.checkpoint.index import TensorEntry
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.policy.retention import Keep
@@ -57,6 +58,8 @@ class SaveJob:
     """Name of the checkpoint resumed from, for retention's rule about it."""
     passed_over: frozenset[str] = field(default_factory=frozenset)
     """Names that the resume passed over; retention does not touch them."""
+    rollbacks: Branch = ()
+    """The rollbacks that count; retention does not touch what they set aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

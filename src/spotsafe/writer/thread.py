@@ -26,10 +26,18 @@ class WriterThread:
         store: the run.
         emit: is told of everything that happens, from the writer's thread.
         clock: measures, and waits in `drain`.
+        ended: see `Uploader`.
     """
 
-    def __init__(self, store: Store, *, emit: Callable[[Event], object], clock: Clock) -> None:
-        self._uploader = Uploader(store, emit=emit, monotonic=clock.monotonic)
+    def __init__(
+        self,
+        store: Store,
+        *,
+        emit: Callable[[Event], object],
+        clock: Clock,
+        ended: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._uploader = Uploader(store, emit=emit, monotonic=clock.monotonic, ended=ended)
         self._emit = emit
         self._clock = clock
         self._jobs: queue.SimpleQueue[tuple[SaveJob, memoryview] | None] = queue.SimpleQueue()

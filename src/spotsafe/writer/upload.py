@@ -61,10 +61,20 @@ class Uploader:
         store: the run.
         emit: is told of everything that happens.
         monotonic: seconds that never go back.
+        ended: given on a store without create-if-absent (rule 12): whether an attempt recorded its end. Only what
+            such attempts left is deleted there, besides our own.
     """
 
-    def __init__(self, store: Store, *, emit: Emit, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        emit: Emit,
+        monotonic: Callable[[], float],
+        ended: Callable[[int], bool] | None = None,
+    ) -> None:
         self._store = store
+        self._ended = ended
         self._emit = emit
         self._monotonic = monotonic
         self._known: dict[CheckpointName, Candidate] = {}
@@ -150,7 +160,8 @@ class Uploader:
 
     def _publish(self, job: SaveJob, manifest: Manifest, progress: _Progress) -> None:
         progress.manifest_tried = True
-        outcome = publish(self._store, manifest, mark=not self._marked)
+        alone = self._ended is not None
+        outcome = publish(self._store, manifest, mark=not self._marked, single_writer=alone)
         progress.published = outcome.published
         progress.superseded_by = outcome.superseded_by
         progress.write_s = self._monotonic() - progress.started
@@ -176,18 +187,43 @@ class Uploader:
     def _clean(self, job: SaveJob) -> None:
         """Delete what is not needed any more: only after the second look of rule 4 found no newer attempt."""
         for name, tried in list(self._leftovers.items()):
+            if tried and self._ended is not None:
+                continue  # its manifest may still arrive, and nothing would refuse it: left for after our end
             gc.discard(self._store, name, manifest_tried=tried, on_event=self._emit)
             del self._leftovers[name]
+        may_delete = self._may_delete(job.name)
         if not self._swept:
-            gc.sweep(self._store, attempt=job.name.attempt, on_event=self._emit_once, known=self._known)
+            gc.sweep(
+                self._store,
+                attempt=job.name.attempt,
+                on_event=self._emit_once,
+                known=self._known,
+                may_delete=may_delete,
+                now=job.created,
+            )
             self._swept = True
-        retention = gc.Retention(keep=job.keep, resumed_from=job.resumed_from, passed_over=job.passed_over)
         gc.apply_retention(
             self._store,
             attempt=job.name.attempt,
-            retention=retention,
+            retention=gc.Retention(
+                keep=job.keep,
+                resumed_from=job.resumed_from,
+                passed_over=job.passed_over,
+                rollbacks=job.rollbacks,
+            ),
             on_event=self._emit_once,
             known=self._known,
+            may_delete=may_delete,
+            now=job.created,
+        )
+
+    def _may_delete(self, mine: CheckpointName) -> gc.MayDelete:
+        ended = self._ended
+        if ended is None:
+            return gc.anything
+        return lambda name: (
+            (name.attempt, name.nonce) == (mine.attempt, mine.nonce)
+            or (name.attempt < mine.attempt and ended(name.attempt))
         )
 
     def _emit_once(self, event: Event) -> None:
@@ -211,7 +247,7 @@ class Uploader:
     def _remember(self, job: SaveJob, progress: _Progress, error: Exception) -> None:
         """A failed save's files go after the next publish; at once if it is their space that is missing."""
         self._leftovers[job.name] = progress.manifest_tried
-        if isinstance(error, StorageFull):
+        if isinstance(error, StorageFull) and not (progress.manifest_tried and self._ended is not None):
             try:
                 gc.discard(self._store, job.name, manifest_tried=progress.manifest_tried, on_event=self._emit)
                 del self._leftovers[job.name]
