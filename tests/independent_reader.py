@@ -24,6 +24,7 @@ from uuid import UUID
 
 import numpy as np
 
+KNOWN = {"references"}
 NAME = re.compile(r"a(\d{6,})-s(\d{9,})-(\d{4,})-([0-9a-f]{8})")
 NUMPY = {
     "float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4", "int16": "<i2",
@@ -61,7 +62,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not (folder / "manifest.json").exists():
         return None
     data = (folder / "manifest.json").read_bytes()
-    check(data[:11] == b'{"sha256":"' and data[75:76] == b'"', "no sealed file")
     digest = hashlib.sha256(data[:11] + b"0" * 64 + data[75:]).hexdigest()
     check(data[11:75].decode() == digest, "a broken seal")
     manifest = json.loads(data)

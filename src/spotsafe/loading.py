@@ -155,6 +155,24 @@ def read_tensors(opened: Opened, names: Collection[str]) -> dict[str, torch.Tens
     return {name: buffer.tensor() for name, buffer in buffers.items()}
 
 
+def read_slices(opened: Opened, wanted: Sequence[tuple[TensorEntry, Slice]]) -> list[torch.Tensor]:
+    """Read and verify single slices, each as a tensor of its own shape.
+
+    Raises:
+        As `read_tensors`.
+    """
+    check_sizes(opened.store, opened.candidate.name, opened.indexes, {piece.file for _, piece in wanted})
+    memory = [torch.empty(piece.nbytes, dtype=torch.uint8) for _, piece in wanted]
+    ranges = [
+        Range(piece.file, piece.start, _memory(data)) for (_, piece), data in zip(wanted, memory, strict=True)
+    ]
+    read_ranges(opened.store, opened.candidate.name, opened.indexes, ranges)
+    return [
+        data.view(torch_dtype(entry.dtype)).view(piece.lengths)
+        for (entry, piece), data in zip(wanted, memory, strict=True)
+    ]
+
+
 def decode(opened: Opened, nodes: Mapping[str, Json]) -> dict[str, Any]:
     """The values of typed JSON of a checkpoint, with all of their tensors read.
 

@@ -183,3 +183,29 @@ def test_a_plan_is_kept_while_nothing_changes() -> None:
     seen.append(cache.plan([NamedTensor(name="a", tensor=torch.ones(3), role="buffer")]))
     seen.append(cache.plan(named(a=torch.ones(3)), rank=1))
     assert len({id(one) for one in seen}) == len(seen)
+
+
+def test_boxes_of_a_larger_tensor() -> None:
+    """What a rank holds of a sharded tensor is placed as boxes of the whole one, cut again where it is too large."""
+    specs = [
+        TensorSpec("w", "float32", (2, 3), "other", piece_of=(4, 6), offsets=(2, 0)),
+        TensorSpec("w", "float32", (2, 3), "other", piece_of=(4, 6), offsets=(0, 3)),
+        TensorSpec("b", "float32", (2,), "other"),
+    ]
+    plan = plan_save(specs, rank=3, max_file_bytes=12)
+
+    b, w = sorted(plan.tensors, key=lambda entry: entry.name)
+    assert (w.shape, b.shape) == ((4, 6), (2,))
+    boxes = {(piece.offsets, piece.lengths) for piece in w.slices}
+    assert boxes == {((2, 0), (1, 3)), ((3, 0), (1, 3)), ((0, 3), (1, 3)), ((1, 3), (1, 3))}
+    assert {place.offsets for place in plan.placements if place.tensor == 0} == {(0, 0), (1, 0)}
+    keys = {key for _, header in plan.headers for key in json.loads(header[8:])}
+    assert keys == {"w[2,0]", "w[3,0]", "w[0,3]", "w[1,3]", "b"}
+    assert {file.name[:10] for file in plan.files} == {"data-00003"}
+
+
+def test_the_same_box_twice_is_refused() -> None:
+    """Two boxes at one place would be two values of the same elements."""
+    box = TensorSpec("w", "float32", (2, 3), "other", piece_of=(4, 6), offsets=(2, 0))
+    with pytest.raises(ValueError, match="same name"):
+        plan_save([box, box])

@@ -37,6 +37,10 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
     role: str
+    piece_of: tuple[int, ...] | None = None
+    """Set if this is a box of a larger tensor: the shape of that one."""
+    offsets: tuple[int, ...] = ()
+    """Where such a box begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,7 @@ def plan_save(
     """Lay out the files of one rank.
 
     Args:
-        specs: the tensors, each name once.
+        specs: the tensors, each name once; of a larger tensor each box once.
         rank: of this process; part of the file names.
         max_file_bytes: what a file does not exceed; only a header or an item that alone is larger does.
 
@@ -106,7 +110,7 @@ def plan_save(
     """
     if max_file_bytes < 1:
         raise ValueError(f"max_file_bytes must be positive, not {max_file_bytes}")
-    if len({spec.name for spec in specs}) != len(specs):
+    if len({(spec.name, spec.offsets) for spec in specs}) != len(specs):
         raise ValueError("two tensors of one save have the same name")
     layout_ = _Layout(specs, rank=rank)
     room = max_file_bytes - 2 * PAGE if max_file_bytes > _TINY else max_file_bytes
@@ -156,30 +160,42 @@ class _Layout:
         self._end += -(-image.size // PAGE) * PAGE
         for piece in pieces:
             start = image.starts[piece.key]
-            box = {"offsets": piece.offsets, "lengths": piece.lengths}
-            self._slices[piece.tensor].append(Slice(file=name, start=start, nbytes=piece.nbytes, **box))
+            at = _shifted(piece.offsets, self._specs[piece.tensor])
+            self._slices[piece.tensor].append(
+                Slice(offsets=at, lengths=piece.lengths, file=name, start=start, nbytes=piece.nbytes)
+            )
             self._placements.append(
-                Placement(tensor=piece.tensor, arena_offset=base + start, nbytes=piece.nbytes, **box)
+                Placement(
+                    tensor=piece.tensor,
+                    offsets=piece.offsets,
+                    lengths=piece.lengths,
+                    arena_offset=base + start,
+                    nbytes=piece.nbytes,
+                )
             )
 
     def plan(self) -> SavePlan:
-        entries = tuple(
-            TensorEntry(
-                name=spec.name, dtype=spec.dtype, shape=spec.shape, slices=tuple(slices), role=spec.role
-            )
-            for spec, slices in zip(self._specs, self._slices, strict=True)
-        )
         placements = tuple(sorted(self._placements, key=lambda place: (place.arena_offset, place.nbytes)))
         return SavePlan(
             specs=self._specs,
             files=tuple(self._files),
-            tensors=entries,
+            tensors=tuple(self._entries()),
             placements=placements,
             headers=tuple(self._headers),
             health=tuple(self._spans()),
             arena_size=self._end,
             cuts=_cuts(placements, self._end),
         )
+
+    def _entries(self) -> Iterator[TensorEntry]:
+        slices: dict[str, list[Slice]] = {}
+        for spec, parts in zip(self._specs, self._slices, strict=True):
+            slices.setdefault(spec.name, []).extend(parts)
+        for name, spec in {spec.name: spec for spec in self._specs}.items():
+            shape = spec.shape if spec.piece_of is None else spec.piece_of
+            yield TensorEntry(
+                name=name, dtype=spec.dtype, shape=shape, slices=tuple(slices[name]), role=spec.role
+            )
 
     def _spans(self) -> Iterator[HealthSpan]:
         for place in self._placements:
@@ -218,13 +234,21 @@ def _pieces(specs: Sequence[TensorSpec], limit: int) -> Iterator[_Piece]:
     for number, spec in enumerate(specs):
         item = _dtype(spec).item_bytes
         origin = (0,) * len(spec.shape)
-        whole = math.prod(spec.shape) * item <= limit
+        whole = spec.piece_of is None and math.prod(spec.shape) * item <= limit
         for offsets, lengths in _cut(origin, spec.shape, item, limit):
-            key = spec.name if whole else f"{spec.name}[{','.join(map(str, offsets))}]"
+            at = _shifted(offsets, spec)
+            key = spec.name if whole else f"{spec.name}[{','.join(map(str, at))}]"
             while key in {"", METADATA} or (key != spec.name and key in names):
                 key += "'"
             names.add(key)
             yield _Piece(number, offsets, lengths, key, math.prod(lengths) * item)
+
+
+def _shifted(offsets: tuple[int, ...], spec: TensorSpec) -> tuple[int, ...]:
+    """Offsets in the larger tensor, if this is a box of one."""
+    if spec.piece_of is None:
+        return offsets
+    return tuple(begin + at for begin, at in zip(spec.offsets, offsets, strict=True))
 
 
 def _cut(
