@@ -208,7 +208,7 @@ def test_even_our_own_error_ends_in_a_result(made: Make, monkeypatch: pytest.Mon
     writer = made(MemoryStore(), sink=sink)
     problem = RuntimeError("must not happen")
 
-    def broken(job: object, arena: object) -> None:
+    def broken(*task: object) -> None:
         raise problem
 
     monkeypatch.setattr(writer._uploader, "run", broken)

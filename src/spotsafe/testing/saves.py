@@ -11,17 +11,18 @@ import numpy.typing as npt
 
 from spotsafe.checkpoint.attempts import read_branch
 from spotsafe.checkpoint.branch import Branch
-from spotsafe.checkpoint.catalog import Candidate, candidates, look
+from spotsafe.checkpoint.catalog import Candidate, candidates, look, read_index
 from spotsafe.checkpoint.claim import AttemptRecord, claim
 from spotsafe.checkpoint.dtypes import require
 from spotsafe.checkpoint.image import PAGE, ImageTensor, plan_image
 from spotsafe.checkpoint.index import Slice, TensorEntry
-from spotsafe.checkpoint.layout import CheckpointName, data_file
+from spotsafe.checkpoint.layout import CheckpointName, data_file, frozen_file
 from spotsafe.events import Event
 from spotsafe.identity import Identity
 from spotsafe.policy.retention import Keep, latest
 from spotsafe.storage.store import Store
-from spotsafe.writer.job import HealthSpan, SaveJob, SaveResult, StagedFile
+from spotsafe.writer.job import FrozenFile, HealthSpan, Held, SaveJob, SaveResult, StagedFile
+from spotsafe.writer.lending import HeldFiles
 from spotsafe.writer.upload import Uploader
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -33,6 +34,7 @@ class StagedSave:
 
     job: SaveJob
     arena: memoryview
+    frozen: memoryview | None = None
 
 
 def stage(
@@ -48,6 +50,9 @@ def stage(
     nonfinite_before: frozenset[str] = frozenset(),
     passed_over: frozenset[str] = frozenset(),
     rollbacks: Branch = (),
+    frozen: Sequence[Arrays] = (),
+    held: Callable[[str], Held | None] = lambda _: None,
+    staged_frozen: bool = True,
 ) -> StagedSave:
     """Stage `arrays` as parameters, spread over so many files.
 
@@ -63,30 +68,27 @@ def stage(
         nonfinite_before: names that may be nonfinite.
         passed_over: names that retention must not touch.
         rollbacks: those that count.
+        frozen: arrays that do not change from save to save, for each file of them.
+        held: which of these files lie on storage already.
+        staged_frozen: whether their bytes are at hand.
     """
-    arena = bytearray()
-    staged: list[StagedFile] = []
-    tensors: list[TensorEntry] = []
-    spans: list[HealthSpan] = []
-    for number in range(files):
-        chosen = dict(list(arrays.items())[number::files])
-        file = data_file(0, number)
-        offset = len(arena)
-        image, starts = _image(chosen)
-        arena += image.ljust(-(-len(image) // PAGE) * PAGE, b"\0")
-        staged.append(StagedFile(name=file, arena_offset=offset, size=len(image)))
-        for key, array in chosen.items():
-            role = (roles or {}).get(key, "parameter")
-            tensors.append(_entry(key, array, file=file, start=starts[key], role=role))
-            spans.append(
-                HealthSpan(
-                    tensor=key,
-                    arena_offset=offset + starts[key],
-                    nbytes=array.nbytes,
-                    dtype=array.dtype.name,
-                    role=role,
-                )
-            )
+    chosen = [dict(list(arrays.items())[number::files]) for number in range(files)]
+    arena, staged, tensors = _staged(chosen, named=data_file, roles=roles)
+    lent_arena, lent, lent_tensors = _staged(
+        frozen, named=frozen_file, roles=dict.fromkeys(_keys(frozen), "other")
+    )
+    spans = [
+        HealthSpan(
+            tensor=one.name,
+            arena_offset=file.arena_offset + one.slices[0].start,
+            nbytes=one.slices[0].nbytes,
+            dtype=one.dtype,
+            role=one.role,
+        )
+        for one in tensors
+        for file in staged
+        if file.name == one.slices[0].file
+    ]
     job = SaveJob(
         name=name,
         run=run,
@@ -97,7 +99,7 @@ def stage(
         rank=0,
         metrics=metrics or {},
         files=tuple(staged),
-        tensors=tuple(tensors),
+        tensors=(*tensors, *lent_tensors),
         state={},
         session={"step": name.step},
         health=tuple(spans),
@@ -106,8 +108,37 @@ def stage(
         resumed_from=parent,
         passed_over=passed_over,
         rollbacks=rollbacks,
+        frozen=tuple(
+            FrozenFile(
+                name=file.name,
+                size=file.size,
+                arena_offset=file.arena_offset if staged_frozen else None,
+                held=held(file.name),
+            )
+            for file in lent
+        ),
     )
-    return StagedSave(job=job, arena=memoryview(arena))
+    return StagedSave(job=job, arena=arena, frozen=lent_arena if frozen and staged_frozen else None)
+
+
+def _keys(files: Sequence[Arrays]) -> list[str]:
+    return [key for arrays in files for key in arrays]
+
+
+def _staged(
+    files: Sequence[Arrays], *, named: Callable[[int, int], str], roles: Mapping[str, str] | None
+) -> tuple[memoryview, list[StagedFile], list[TensorEntry]]:
+    arena, staged, tensors = bytearray(), list[StagedFile](), list[TensorEntry]()
+    for number, arrays in enumerate(files):
+        image, starts = _image(arrays)
+        file = StagedFile(name=named(0, number), arena_offset=len(arena), size=len(image))
+        arena += image.ljust(-(-len(image) // PAGE) * PAGE, b"\0")
+        staged.append(file)
+        tensors += [
+            _entry(key, array, file=file.name, start=starts[key], role=(roles or {}).get(key, "parameter"))
+            for key, array in arrays.items()
+        ]
+    return memoryview(arena), staged, tensors
 
 
 class Attempt:
@@ -122,6 +153,7 @@ class Attempt:
     Attributes:
         record: the claim.
         resumed_from: the newest published checkpoint before the claim, of those that no rollback set aside.
+        now: seconds of run time, for the age of files with frozen arrays; a test may change it.
         results: of the saves so far.
     """
 
@@ -147,6 +179,9 @@ class Attempt:
             wall=1_700_000_000.0,
         )
         self._uploader = Uploader(store, emit=emit or (lambda _: None), monotonic=lambda: 0.0, ended=ended)
+        self._store = store
+        self._held: HeldFiles | None = None
+        self.now = 0.0
         self.results: list[SaveResult] = []
 
     def save(self, step: int, *, arrays: Arrays | None = None, files: int = 2, **options: Any) -> SaveResult:
@@ -155,10 +190,24 @@ class Attempt:
         parent = None if self.resumed_from is None else str(self.resumed_from.name)
         filled = arrays or {f"weight{i}": np.full((3, i + 1), step, dtype=np.float32) for i in range(files)}
         given = {"keep": self._keep, "rollbacks": self.record.rollbacks, **options}
+        if given.get("frozen"):
+            given.setdefault("held", self._held_files().get)
         save = stage(name, filled, files=files, run=self.record.run, parent=parent, **given)
-        result = self._uploader.run(save.job, save.arena)
+        result = self._uploader.run(save.job, save.arena, save.frozen)
+        if self._held is not None:
+            self._held.note_result(result)
         self.results.append(result)
         return result
+
+    def _held_files(self) -> HeldFiles:
+        """Those of the checkpoint resumed from, read when they are first asked for."""
+        if self._held is None:
+            held = HeldFiles(lambda: self.now)
+            if self.resumed_from is not None and self.resumed_from.manifest is not None:
+                [part] = self.resumed_from.manifest.parts
+                held.note(self.resumed_from.name, read_index(self._store, self.resumed_from, part).files)
+            self._held = held
+        return self._held
 
 
 def steps_of(found: Sequence[Candidate]) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotsafe.checkpoint.branch import Branch
-from spotsafe.checkpoint.index import TensorEntry
+from spotsafe.checkpoint.index import FileEntry, TensorEntry
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.policy.retention import Keep
 
@@ -20,6 +20,32 @@ class StagedFile:
     arena_offset: int
     """Multiple of 4096."""
     size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A file with frozen tensors that lies on storage."""
+
+    checkpoint: str
+    """Name of the checkpoint in whose folder it lies."""
+    seen_in: str
+    """Name of the checkpoint whose manifest vouches for it: that one, or another that refers to it."""
+    size: int
+    digests: tuple[str, ...]
+    age_s: float
+    """Seconds of run time since it was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenFile:
+    """A data file with tensors that do not change: written, or only referred to."""
+
+    name: str
+    size: int
+    arena_offset: int | None
+    """Where it lies ready in the memory for frozen tensors; None if it has not changed and was not staged again."""
+    held: Held | None
+    """Where the same bytes may lie already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +86,8 @@ class SaveJob:
     """Names that the resume passed over; retention does not touch them."""
     rollbacks: Branch = ()
     """The rollbacks that count; retention does not touch what they set aside."""
+    frozen: tuple[FrozenFile, ...] = ()
+    """Files beside `files`, whose tensors are in `tensors` too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +98,10 @@ class SaveResult:
     published: bool
     healthy: bool
     total_bytes: int
+    """Bytes of the data files that were to be written; those that are only referred to do not count."""
     write_s: float
     superseded_by: int | None = None
     """The newer attempt that exists, if one was seen before or after the publish."""
     error: BaseException | None = None
+    frozen: tuple[FileEntry, ...] = ()
+    """The files with frozen tensors, as the index has them; empty if the save did not come so far."""

@@ -40,7 +40,9 @@ class WriterThread:
         self._uploader = Uploader(store, emit=emit, monotonic=clock.monotonic, ended=ended)
         self._emit = emit
         self._clock = clock
-        self._jobs: queue.SimpleQueue[tuple[SaveJob, memoryview] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[SaveJob, memoryview, memoryview | None] | None] = (
+            queue.SimpleQueue()
+        )
         self._results: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
         self._free = threading.Event()
         self._free.set()
@@ -52,12 +54,13 @@ class WriterThread:
         """Whether nothing is being written; costs nothing."""
         return self._free.is_set()
 
-    def submit(self, job: SaveJob, arena: memoryview) -> None:
+    def submit(self, job: SaveJob, arena: memoryview, frozen: memoryview | None = None) -> None:
         """Begin to write a save. What goes wrong with it is in its result, never raised here.
 
         Args:
             job: what to write.
             arena: the staged bytes; they must not change until the writer is `idle` again.
+            frozen: those of frozen tensors, if any were staged; the same holds for them.
 
         Raises:
             RuntimeError: a save is being written, or the writer is closed; both are mistakes of the caller.
@@ -73,7 +76,7 @@ class WriterThread:
             self._fail(job, error)
             self._free.set()
             return
-        self._jobs.put((job, arena))
+        self._jobs.put((job, arena, frozen))
 
     def poll(self) -> list[SaveResult]:
         """The results of the saves that have ended since the last call, in their order."""
@@ -119,14 +122,14 @@ class WriterThread:
             task = self._jobs.get()
             if task is None:
                 return
-            job, arena = task
-            del task  # the arena must not be held while waiting for the next save
+            job, arena, frozen = task
+            del task  # the arenas must not be held while waiting for the next save
             try:
-                self._results.put(self._uploader.run(job, arena))
+                self._results.put(self._uploader.run(job, arena, frozen))
             except BaseException as error:  # noqa: BLE001 - an error of our own must reach the caller too
                 self._fail(job, error)
             finally:
-                del job, arena
+                del job, arena, frozen
                 self._free.set()
 
     def _fail(self, job: SaveJob, error: BaseException) -> None:

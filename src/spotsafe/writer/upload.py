@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from spotsafe.checkpoint.candidates import Candidate
 from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
 from spotsafe.checkpoint.index import FileEntry, Index, encode_index
 from spotsafe.checkpoint.layout import CheckpointName, index_file
-from spotsafe.checkpoint.manifest import Health, Manifest, Part
+from spotsafe.checkpoint.manifest import Health, Manifest, Part, Reference
 from spotsafe.checkpoint.publish import publish
 from spotsafe.errors import SpotsafeError, StorageError, StorageFull
 from spotsafe.events import (
@@ -27,7 +27,8 @@ from spotsafe.events import (
 from spotsafe.storage.store import Store
 from spotsafe.writer.beside import beside
 from spotsafe.writer.health import scan
-from spotsafe.writer.job import SaveJob, SaveResult, StagedFile
+from spotsafe.writer.job import FrozenFile, SaveJob, SaveResult, StagedFile
+from spotsafe.writer.lending import Lender
 
 Emit = Callable[[Event], object]
 
@@ -45,6 +46,8 @@ class _Progress:
     published: bool = False
     superseded_by: int | None = None
     error: BaseException | None = None
+    written: int = 0
+    frozen: tuple[FileEntry, ...] = ()
 
 
 def run_job(
@@ -77,18 +80,20 @@ class Uploader:
         self._ended = ended
         self._emit = emit
         self._monotonic = monotonic
+        self._lender = Lender(store)
         self._known: dict[CheckpointName, Candidate] = {}
         self._leftovers: dict[CheckpointName, bool] = {}  # failed save -> whether its manifest was tried
         self._marked = False
         self._swept = False
         self._warned: set[str] = set()
 
-    def run(self, job: SaveJob, arena: memoryview) -> SaveResult:
+    def run(self, job: SaveJob, arena: memoryview, frozen: memoryview | None = None) -> SaveResult:
         """Make the checkpoint exist, then apply retention if this attempt is the newest.
 
         Args:
             job: what to write.
             arena: the staged bytes; they must not change until this returns.
+            frozen: those of frozen tensors, if any were staged.
 
         Returns:
             How it ended. Nothing is raised. With `published` an `error` is what failed after the checkpoint
@@ -97,7 +102,7 @@ class Uploader:
         """
         progress = _Progress(started=self._monotonic())
         try:
-            self._save(job, arena, progress)
+            self._save(job, arena, frozen, progress)
         except BaseException as error:  # noqa: BLE001 - MemoryError too: training goes on whatever happens here
             expected = isinstance(error, SpotsafeError)
             _log.log(logging.DEBUG if expected else logging.ERROR, "save %s failed", job.name, exc_info=True)
@@ -108,32 +113,54 @@ class Uploader:
             name=job.name,
             published=progress.published,
             healthy=progress.healthy,
-            total_bytes=sum(file.size for file in job.files),
+            total_bytes=progress.written,
             write_s=progress.write_s or self._monotonic() - progress.started,
             superseded_by=progress.superseded_by,
             error=progress.error,
+            frozen=progress.frozen,
         )
 
-    def _save(self, job: SaveJob, arena: memoryview, progress: _Progress) -> None:
-        with beside(sum(file.size for file in job.files)) as begin:
+    def _save(self, job: SaveJob, arena: memoryview, frozen: memoryview | None, progress: _Progress) -> None:
+        staged = [(file, _staged(file, arena)) for file in job.files]
+        idle = [(file, _staged_frozen(file, frozen)) for file in job.frozen]
+        with beside(sum(len(data) for _, data in (*staged, *idle) if data is not None)) as begin:
             scanned = begin(partial(scan, job.health, arena=arena))
-            staged = [(file, _staged(file, arena)) for file in job.files]
             digests = [begin(partial(block_digests, data)) for _, data in staged]
+            idle_digests = [None if data is None else begin(partial(block_digests, data)) for _, data in idle]
             for file, data in staged:
-                self._write_file(job, file, data)
+                self._write_file(job, file.name, data)
+            progress.frozen = tuple(
+                self._place_frozen(job, file, data, None if digest is None else digest.result())
+                for (file, data), digest in zip(idle, idle_digests, strict=True)
+            )
             health = scanned.result().health(before=job.nonfinite_before)
-            files = tuple(
+            own = [
                 FileEntry(name=file.name, size=file.size, digests=one.result())
                 for file, one in zip(job.files, digests, strict=True)
-            )
+            ]
         progress.healthy = health.healthy
+        files = (*own, *progress.frozen)
+        own += [file for file in progress.frozen if file.checkpoint is None]
+        progress.written = sum(file.size for file in own)
         part = self._write_index(job, files)
-        self._confirm(job, part)
-        self._publish(job, _manifest(job, health, part), progress)
+        self._confirm(job, own, part)
+        self._publish(job, _manifest(job, health, part, files), progress)
 
-    def _write_file(self, job: SaveJob, file: StagedFile, data: memoryview) -> None:
-        self._store.put_large(job.name.file(file.name), data)
-        self._emit(FileWritten(checkpoint=str(job.name), file=file.name, total_bytes=file.size))
+    def _write_file(self, job: SaveJob, name: str, data: memoryview) -> None:
+        self._store.put_large(job.name.file(name), data)
+        self._emit(FileWritten(checkpoint=str(job.name), file=name, total_bytes=len(data)))
+
+    def _place_frozen(
+        self, job: SaveJob, file: FrozenFile, data: memoryview | None, digests: tuple[str, ...] | None
+    ) -> FileEntry:
+        """Refer to a file that is there already, if that is allowed and its bytes are these; else write it."""
+        lent = self._lender.lent(file, digests)
+        if lent is not None:
+            return lent
+        assert data is not None, "what is not at hand is lent, or an error"
+        assert digests is not None, "what is at hand was digested"
+        self._write_file(job, file.name, data)
+        return FileEntry(name=file.name, size=file.size, digests=digests)
 
     def _write_index(self, job: SaveJob, files: tuple[FileEntry, ...]) -> Part:
         index = Index(
@@ -150,9 +177,9 @@ class Uploader:
         self._emit(IndexWritten(checkpoint=str(job.name), file=part.file))
         return part
 
-    def _confirm(self, job: SaveJob, part: Part) -> None:
+    def _confirm(self, job: SaveJob, files: Sequence[FileEntry], part: Part) -> None:
         """Ask the store for the sizes: some confirm a write and keep a shorter object."""
-        for name, size in [*((file.name, file.size) for file in job.files), (part.file, part.size)]:
+        for name, size in [*((file.name, file.size) for file in files), (part.file, part.size)]:
             path = job.name.file(name)
             found = self._store.size(path)
             if found != size:
@@ -168,6 +195,7 @@ class Uploader:
         if outcome.published:
             self._marked = self._marked or outcome.trouble is None
             self._known[job.name] = Candidate(name=job.name, manifest=manifest)
+            self._lender.note_published(job.name)
             self._emit(
                 CheckpointPublished(
                     checkpoint=str(job.name),
@@ -255,6 +283,12 @@ class Uploader:
                 _log.debug("could not delete the files of %s yet", job.name, exc_info=True)
 
 
+def _staged_frozen(file: FrozenFile, frozen: memoryview | None) -> memoryview | None:
+    if file.arena_offset is None or frozen is None:
+        return None
+    return _staged(StagedFile(name=file.name, arena_offset=file.arena_offset, size=file.size), frozen)
+
+
 def _staged(file: StagedFile, arena: memoryview) -> memoryview:
     staged = arena[file.arena_offset : file.arena_offset + file.size]
     if len(staged) != file.size:
@@ -262,7 +296,7 @@ def _staged(file: StagedFile, arena: memoryview) -> memoryview:
     return staged
 
 
-def _manifest(job: SaveJob, health: Health, part: Part) -> Manifest:
+def _manifest(job: SaveJob, health: Health, part: Part, files: Sequence[FileEntry]) -> Manifest:
     return Manifest(
         run=job.run,
         attempt=job.name.attempt,
@@ -276,7 +310,12 @@ def _manifest(job: SaveJob, health: Health, part: Part) -> Manifest:
         health=health,
         metrics=job.metrics,
         parts=(part,),
-        total_bytes=sum(file.size for file in job.files),
+        total_bytes=sum(file.size for file in files if file.checkpoint is None),
+        references=tuple(
+            Reference(checkpoint=file.checkpoint, file=file.name, size=file.size)
+            for file in files
+            if file.checkpoint is not None
+        ),
     )
 
 
