@@ -25,7 +25,7 @@ import pytest
 
 from spotsafe.errors import StorageError, StorageExists, StorageNotFound, StorageShort, StorageUnavailable
 from spotsafe.storage.retrying import RetryingStore
-from spotsafe.storage.store import Entry, Store
+from spotsafe.storage.store import Entry, Store, creates_exclusively
 from spotsafe.testing.faults import LostResponseStore
 
 MEBIBYTE = 1024 * 1024
@@ -76,7 +76,10 @@ class StoreConformance:
     """Derive a class named ``Test...`` from this one and override the fixture `store`."""
 
     atomic_create: ClassVar[bool] = True
-    """False for a store whose `create` is only a look and a write: it may have several winners in a race."""
+    """False for a store whose `create` is only a look and a write: it may have several winners in a race.
+
+    Such a store needs an attribute ``exclusive = False``, by which the session knows it.
+    """
     whole_or_nothing: ClassVar[bool] = True
     """False for a store that shows a large object while it grows."""
 
@@ -219,6 +222,14 @@ class StoreConformance:
             else:
                 assert found in won
         assert len(store.names("race")) == 25
+
+    def test_a_create_that_may_have_two_winners_says_so(self, store: Store) -> None:
+        """No trial from outside tells a look and a write from one request, so the attribute `exclusive` must."""
+        assert store.create("attempts/000001.json", b"mine")
+        if self.atomic_create:
+            assert creates_exclusively(store) is not False
+        else:
+            assert creates_exclusively(store) is False
 
     # -- replace
 
