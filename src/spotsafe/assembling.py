@@ -77,7 +77,13 @@ def begin_attempt(setting: Setting) -> Attempt:
 def _start_watch(options: Options, fanout: Fanout, stack: ExitStack) -> Watch:
     grace_s = None if options.grace is None else options.grace.total_seconds()
     watch = Watch(detect(options.watch), emit=fanout.emit, clock=options.clock, grace_s=grace_s)
-    signals = SignalWatch(report=watch.report, emit=fanout.emit, clock=options.clock, grace_s=grace_s)
+    signals = SignalWatch(
+        report=watch.report,
+        emit=fanout.emit,
+        clock=options.clock,
+        grace_s=grace_s,
+        exit_code=options.exit_code,
+    )
     with child_deaths_deferred():  # exchanging a handler may run a pending one, DataLoader's raises
         signals.install()
     stack.callback(_uninstall, signals)

@@ -20,7 +20,7 @@ import pytest
 from spotsafe.clock import SystemClock
 from spotsafe.events import Warned
 from spotsafe.reclaim.notice import NoticeKind, ReclaimNotice
-from spotsafe.reclaim.signals import SECOND_SIGNAL_S, SignalWatch
+from spotsafe.reclaim.signals import ECHO_S, SECOND_SIGNAL_S, SignalWatch
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.sinks import RecordingSink
 
@@ -61,6 +61,7 @@ class Heard:
     def __init__(self) -> None:
         self.notices: list[ReclaimNotice] = []
         self.sink = RecordingSink()
+        self.left: list[int] = []
 
     def watch(
         self, *signals: int, clock: ManualClock | None = None, grace_s: float | None = None
@@ -71,6 +72,7 @@ class Heard:
             emit=self.sink.emit,
             clock=SystemClock() if clock is None else clock,
             grace_s=grace_s,
+            leave=self.left.append,
         )
 
 
@@ -104,31 +106,81 @@ def test_grace_is_its_deadline(heard: Heard):
     assert heard.notices[0].deadline == 1030.0
 
 
-def test_the_second_signal_hurries_and_the_third_is_counted(heard: Heard):
-    """A second SIGTERM leaves five seconds at most, whatever the grace; more only raise the count."""
+def test_the_second_signal_hurries_and_the_third_is_obeyed(heard: Heard, capfd: pytest.CaptureFixture[str]):
+    """A second SIGTERM leaves five seconds at most, whatever the grace; the third leaves nothing and says so."""
     clock = ManualClock()
     watch = heard.watch(clock=clock, grace_s=30.0)
     watch.install()
     for expected in (1, 2, 3):
+        assert heard.left == []
         send()
         assert watch.count == expected
-        clock.advance(1.0)
+        clock.advance(ECHO_S)
     watch.uninstall()
-    assert [notice.deadline for notice in heard.notices] == [
-        1030.0,
-        1001.0 + SECOND_SIGNAL_S,
-        1002.0 + SECOND_SIGNAL_S,
-    ]
+    assert [notice.deadline for notice in heard.notices] == [1030.0, 1001.0 + SECOND_SIGNAL_S, 1002.0]
+    assert heard.left == [128 + signal.SIGTERM]
+    assert capfd.readouterr().err.startswith("spotsafe: SIGTERM for the third time: leaving at once")
+
+
+def test_an_echo_is_no_impatience(heard: Heard):
+    """A launcher signals the group, and each process in it besides: three at once are one, with its whole grace."""
+    clock = ManualClock()
+    watch = heard.watch(clock=clock, grace_s=30.0)
+    watch.install()
+    for _ in range(3):
+        send()
+        clock.advance(0.3)
+    assert (watch.count, len(heard.notices), heard.left) == (1, 1, [])
+    clock.advance(ECHO_S)
+    send()
+    assert (watch.count, len(heard.notices), heard.left) == (2, 2, [])
+    watch.uninstall()
+
+
+@pytest.mark.parametrize("own", ["handler", "ignored"])
+def test_the_programs_own_answer_to_the_signal_stands(heard: Heard, own: str):
+    """Where the signal would not have ended the process without us, the third does not either."""
+    calls: list[int] = []
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN if own == "ignored" else lambda number, _: calls.append(number)
+    )
+    clock = ManualClock()
+    watch = heard.watch(clock=clock)
+    watch.install()
+    for _ in range(4):
+        send()
+        clock.advance(ECHO_S)
+    watch.uninstall()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert len(calls) == (0 if own == "ignored" else 4)
+    assert heard.left == []
+    assert heard.notices[2].deadline == 1002.0
+
+
+def test_of_two_watches_one_obeys(heard: Heard):
+    """Two sessions in one process: the one below is the one that found the default there."""
+    clock = ManualClock()
+    below, above = heard.watch(clock=clock), heard.watch(clock=clock)
+    below.install()
+    above.install()
+    for _ in range(3):
+        send()
+        clock.advance(ECHO_S)
+    above.uninstall()
+    below.uninstall()
+    assert heard.left == [128 + signal.SIGTERM]
 
 
 def test_the_second_signal_does_not_lengthen_a_short_grace(heard: Heard):
     """With two seconds of grace, the second signal leaves two and not five."""
-    watch = heard.watch(clock=ManualClock(), grace_s=2.0)
+    clock = ManualClock()
+    watch = heard.watch(clock=clock, grace_s=2.0)
     watch.install()
     send()
+    clock.advance(ECHO_S)
     send()
     watch.uninstall()
-    assert heard.notices[-1].deadline == 1002.0
+    assert [notice.deadline for notice in heard.notices] == [1002.0, 1003.0]
 
 
 def test_several_signals_are_counted_each_for_itself(heard: Heard):
@@ -359,7 +411,7 @@ class TestListener:
         """Without the handler's help (the main thread never comes back) the notice still comes, once."""
         watch = heard.watch()
         watch.install()
-        monkeypatch.setattr(watch._counters[signal.SIGTERM], "handled", lambda: 0)
+        monkeypatch.setattr(watch._counters[signal.SIGTERM], "handled", lambda now: None)
         send()
         until(lambda: [each for each in heard.notices if each.received])
         until(lambda: watch.count >= 1)
@@ -479,7 +531,8 @@ class TestAsyncio:
 
     def test_a_loop_that_starts_inside_the_session_works(self, heard: Heard):
         """asyncio.run in a loop body takes the descriptor and drops it: both still get their signals."""
-        watch = heard.watch()
+        clock = ManualClock()
+        watch = heard.watch(clock=clock)
         watch.install()
 
         async def main() -> None:
@@ -493,6 +546,7 @@ class TestAsyncio:
 
         asyncio.run(main())
         assert len(heard.notices) == 1
+        clock.advance(ECHO_S)
         send(signal.SIGTERM)
         assert len(heard.notices) == 2
         watch.uninstall()
@@ -602,6 +656,34 @@ class TestFork:
 
         assert self.child(work) == 0
         watch.uninstall()
+
+
+STUCK = """
+import hashlib
+from spotsafe.reclaim import signals
+signals.ECHO_S = 0.0
+watch = signals.SignalWatch(report=lambda notice: print(notice.source, flush=True), emit=print, exit_code=75)
+assert watch.install()
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # minutes in C, which no signal interrupts
+"""
+
+
+def test_the_third_signal_ends_a_process_that_is_stuck_in_c():
+    """Its main thread never gets to the handler; the listener hears, says it, and leaves with the run's code."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "SIGTERM\n"
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "for the third time: leaving at once" in said
 
 
 SLEEPER = """

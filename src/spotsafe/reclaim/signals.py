@@ -2,11 +2,17 @@
 
 The handler only counts and reports. It runs when the main thread comes back to Python, which a collective or
 a compile can delay beyond any deadline, so a `Listener` hears the same signals in a thread of its own.
+
+The same signal again is somebody who is losing patience: the second leaves a few seconds, and at the third the
+process ends there and then, as it would have at the first without us. What is being written then is lost, and swept
+by a later attempt; what is published stays. Launchers signal a process group and each process in it besides, so a
+signal that follows within a second is the echo of the one before and counts for nothing.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import math
 import os
 import signal
 import threading
@@ -19,7 +25,11 @@ from spotsafe.reclaim.listener import Listener
 from spotsafe.reclaim.notice import NoticeKind, ReclaimNotice
 
 SECOND_SIGNAL_S = 5.0
-"""Seconds that are assumed to be left once the same signal comes again: somebody is losing patience."""
+"""Seconds that are assumed to be left once the same signal comes again."""
+LAST = 3
+"""The signal with which whoever sends them gets what they want."""
+ECHO_S = 1.0
+"""Seconds for which a signal that came again is the echo of the one that counted."""
 
 _Disposition = Callable[[int, FrameType | None], object] | int | signal.Handlers
 
@@ -27,7 +37,8 @@ _Disposition = Callable[[int, FrameType | None], object] | int | signal.Handlers
 class SignalWatch:
     """Turns signals into notices while it is installed, and leaves no trace after.
 
-    - A handler that was there before (a Python callable) is called after ours, each time.
+    - A handler that was there before (a Python callable) is called after ours, each time. It is the program's own
+      answer to the signal, so with one the third signal ends nothing.
     - Where there was none, the signal no longer ends the process: the notice does, after the save.
     - A forked child gets back the handlers and the wakeup descriptor that it would have without us.
     - A handler that somebody installs later stays when this one is uninstalled; while it stands, only what it
@@ -49,6 +60,8 @@ class SignalWatch:
         emit: Callable[[Event], None],
         clock: Clock | None = None,
         grace_s: float | None = None,
+        exit_code: int | None = None,
+        leave: Callable[[int], object] = os._exit,
     ) -> None:
         """Nothing is touched before `install`.
 
@@ -58,6 +71,8 @@ class SignalWatch:
             emit: takes a warning, if there is one; called by `install`.
             clock: for deadlines.
             grace_s: seconds from the signal to the kill, where the user knows them.
+            exit_code: with which the third signal ends the process; None: 128 and the signal's number.
+            leave: ends it, without any clean-up.
         """
         self.sources = ()
         self.active = False
@@ -66,6 +81,8 @@ class SignalWatch:
         self._emit = emit
         self._clock: Clock = SystemClock() if clock is None else clock
         self._grace_s = grace_s
+        self._exit_code = exit_code
+        self._leave = leave
         self._previous: dict[int, _Disposition] = {}
         self._pid = 0
         self._listener: Listener | None = None
@@ -74,7 +91,7 @@ class SignalWatch:
 
     @property
     def count(self) -> int:
-        """How often the signals have come so far. At the third, whoever sends them wants us gone."""
+        """How often the signals have come so far, echoes aside."""
         return sum(each.reached for each in self._counters.values())
 
     def install(self) -> bool:
@@ -154,7 +171,7 @@ class SignalWatch:
         if not self.active or os.getpid() != self._pid:
             self._act_as_before(number, frame)
             return
-        self._note(number, self._counters[number].handled())
+        self._note(number, self._counters[number].handled(self._clock.monotonic()))
         before = self.before(number)
         if callable(before):
             before(number, frame)
@@ -162,7 +179,7 @@ class SignalWatch:
     def _heard(self, number: int) -> None:
         """The listener's side. It counts only what our handler will be called for."""
         if self.active and number in self._previous and self._stands(number):
-            self._note(number, self._counters[number].heard())
+            self._note(number, self._counters[number].heard(self._clock.monotonic()))
 
     def _stands(self, number: int) -> bool:
         """Whether our handler is installed, or below other watches of ours that are."""
@@ -171,8 +188,8 @@ class SignalWatch:
             above = _watch_of(above.before(number))
         return above is self
 
-    def _note(self, number: int, times: int) -> None:
-        if not self._counters[number].first_to_reach(times):
+    def _note(self, number: int, times: int | None) -> None:
+        if times is None or not self._counters[number].first_to_reach(times):
             return
         now = self._clock.monotonic()
         notice = ReclaimNotice(
@@ -182,7 +199,22 @@ class SignalWatch:
             deadline=None if self._grace_s is None else now + self._grace_s,
             received=now,
         )
-        self._report(notice if times == 1 else notice.ending_by(now + SECOND_SIGNAL_S))
+        if times > 1:
+            notice = notice.ending_by(now + (SECOND_SIGNAL_S if times < LAST else 0.0))
+        self._report(notice)
+        if times >= LAST:
+            self._obey(number)
+
+    def _obey(self, number: int) -> None:
+        """End the process, where nobody but us has kept the signal from doing so."""
+        if self.before(number) != signal.SIG_DFL or not self._stands(number):
+            return
+        text = (
+            f"spotsafe: {_name(number)} for the third time: leaving at once; what is not published is lost\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())  # not through `sys.stderr`, whose lock the main thread may hold
+        self._leave(128 + number if self._exit_code is None else self._exit_code)
 
     def _act_as_before(self, number: int, frame: FrameType | None) -> None:
         """Do what would happen if we had never been here.
@@ -199,15 +231,14 @@ class SignalWatch:
 
 
 class _Counter:
-    """Counts one signal that both the handler and the listener see, without a lock.
+    """Counts one signal that both the handler and the listener see, without waiting for a lock.
 
     Each of them counts for itself, and neither sees more than have come; the handler may see two as one. So
     the larger count is how often the signal has come.
     """
 
     def __init__(self) -> None:
-        self._handled = itertools.count(1)
-        self._heard = itertools.count(1)
+        self._handler, self._listener = _Ear(), _Ear()
         self._reached: dict[int, object] = {}
 
     @property
@@ -215,18 +246,42 @@ class _Counter:
         """How often the signal has come."""
         return len(self._reached)
 
-    def handled(self) -> int:
-        """The handler has been called once more; returns how often."""
-        return next(self._handled)
+    def handled(self, now: float) -> int | None:
+        """The handler has been called once more; returns how often it has come, None for an echo."""
+        return self._handler.take(now)
 
-    def heard(self) -> int:
-        """The listener has heard it once more; returns how often."""
-        return next(self._heard)
+    def heard(self, now: float) -> int | None:
+        """The listener has heard it once more; returns the same."""
+        return self._listener.take(now)
 
     def first_to_reach(self, times: int) -> bool:
         """True for exactly one caller for each number, however many call at once."""
         mine = object()
         return self._reached.setdefault(times, mine) is mine
+
+
+class _Ear:
+    """What one of the two has seen of a signal."""
+
+    def __init__(self) -> None:
+        self._count, self._last = 0, -math.inf
+        self._busy = threading.Lock()
+
+    def take(self, now: float) -> int | None:
+        """The number of this one, None for an echo.
+
+        A handler may be interrupted by the next signal: that one does not wait, it came at the same time.
+        """
+        if not self._busy.acquire(blocking=False):
+            return None
+        try:
+            if now - self._last < ECHO_S:
+                return None
+            self._last = now
+            self._count += 1
+            return self._count
+        finally:
+            self._busy.release()
 
 
 def _name(number: int) -> str:
