@@ -1,17 +1,16 @@
 """A reader of checkpoints, written from docs/format.md alone: standard library and numpy, nothing of ours.
 
-It reads a run in a local folder. Seals, SHA-256 and sizes are compared; digests of blocks are not, since neither
-the standard library nor numpy has XXH3. Tensors come as numpy arrays; those of a dtype that numpy lacks as their
-bytes, in one more, last dimension. What only a program or torch could rebuild comes as its tag and its
-members.
+It reads a run in a local folder. Seals, SHA-256 and sizes are compared; digests of blocks are not, for there is no
+XXH3 in either. Tensors come as numpy arrays; those of a dtype that numpy lacks as their bytes, in one more, last
+dimension. What only a program or torch could rebuild comes as its tag and its members.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
+from base64 import b64decode
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
@@ -24,7 +23,6 @@ from uuid import UUID
 
 import numpy as np
 
-KNOWN = {"references"}
 NAME = re.compile(r"a(\d{6,})-s(\d{9,})-(\d{4,})-([0-9a-f]{8})")
 NUMPY = {
     "float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4", "int16": "<i2",
@@ -45,28 +43,35 @@ class Checkpoint(NamedTuple):
 
 
 def read_newest(run: Path) -> Checkpoint:
-    """The newest published checkpoint (section 10)."""
-    matches = [match for folder in (run / "checkpoints").iterdir() if (match := NAME.fullmatch(folder.name))]
-    for match in sorted(matches, key=lambda one: (*map(int, one.group(1, 2, 3)), one[4]), reverse=True):
-        folder = run / "checkpoints" / match[0]
-        manifest = read_manifest(folder)
-        if manifest is not None:
-            numbers = [manifest[key] for key in ("attempt", "step", "save", "nonce")]
-            check(numbers == [*map(int, match.group(1, 2, 3)), match[4]], "a manifest of another folder")
-            return read_checkpoint(folder, manifest)
+    """The newest published checkpoint that no rollback set aside (sections 9 and 11)."""
+    records = [path for path in (run / "attempts").glob("*.json") if re.fullmatch(r"\d{6,}", path.stem)]
+    newest = max(records, key=lambda path: int(path.stem), default=None)
+    back = [] if newest is None else unseal(newest).get("rollbacks", [])
+    names = [folder.name for folder in (run / "checkpoints").iterdir() if NAME.fullmatch(folder.name)]
+    for name in sorted(names, key=order, reverse=True):
+        aside = any(order(name) > order(one["to"]) and order(name)[0] <= one["attempt"] for one in back)
+        path = run / "checkpoints" / name / "manifest.json"
+        manifest = unseal(path) if path.exists() and not aside else {"state": "absent"}  # section 4
+        if "state" not in manifest:
+            numbers = tuple(manifest[key] for key in ("attempt", "step", "save", "nonce"))
+            check(numbers == order(name), "a manifest of another folder")
+            return read_checkpoint(path.parent, manifest)
     raise FileNotFoundError(f"{run}: no published checkpoint")
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest (sections 3 and 4), or None if the checkpoint is not there."""
-    if not (folder / "manifest.json").exists():
-        return None
-    data = (folder / "manifest.json").read_bytes()
+def order(name: str) -> tuple[int | str, ...]:
+    parts: Any = NAME.fullmatch(name)
+    return (*map(int, parts.group(1, 2, 3)), parts[4])
+
+
+def unseal(path: Path) -> dict[str, Any]:
+    """A sealed file (section 3) of a version that this reader knows."""
+    data = path.read_bytes()
     digest = hashlib.sha256(data[:11] + b"0" * 64 + data[75:]).hexdigest()
     check(data[11:75].decode() == digest, "a broken seal")
-    manifest = json.loads(data)
-    check(manifest["format"] == 1 and set(manifest["requires"]) <= {"references"}, "a newer version")
-    return None if "state" in manifest else manifest
+    members: dict[str, Any] = json.loads(data)
+    check(members["format"] == 1 and set(members["requires"]) <= {"references"}, "a newer version")
+    return members
 
 
 def read_checkpoint(folder: Path, manifest: dict[str, Any]) -> Checkpoint:
@@ -138,13 +143,11 @@ def decode(node: Any, tensors: dict[str, np.ndarray[Any, Any]]) -> Any:
     return value
 
 
-def base64_of(node: Any) -> bytes:
-    return base64.b64decode(node["base64"])
-
-
 def numpy_scalar(node: Any, again: Callable[[Any], Any]) -> Any:
     if node["dtype"] in {"str", "bytes"}:
-        return np.str_(again(node["value"])) if node["dtype"] == "str" else np.bytes_(base64_of(node))
+        return (
+            np.str_(again(node["value"])) if node["dtype"] == "str" else np.bytes_(b64decode(node["base64"]))
+        )
     return np.frombuffer(bytes.fromhex(node["hex"]), node["dtype"])[0]
 
 
@@ -152,11 +155,6 @@ def ordered_dict(node: Any, again: Callable[[Any], Any]) -> Any:
     value = OrderedDict(map(again, node["items"]))
     vars(value).update(again(node.get("attributes", {})))
     return value
-
-
-def fixed_zone(node: Any, again: Callable[[Any], Any]) -> Any:
-    offset = timedelta(*node["offset"])
-    return timezone(offset) if node["name"] is None else timezone(offset, again(node["name"]))
 
 
 def with_zone(kind: Any) -> Callable[[Any, Callable[[Any], Any]], Any]:
@@ -176,9 +174,9 @@ KINDS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "int": lambda node, _: int(node["hex"], 16),
     "float": lambda node, _: float(node["value"]),
     "complex": lambda node, again: complex(again(node["real"]), again(node["imag"])),
-    "str": lambda node, _: base64_of(node).decode("utf-8", "surrogatepass"),
-    "bytes": lambda node, _: base64_of(node),
-    "bytearray": lambda node, _: bytearray(base64_of(node)),
+    "str": lambda node, _: b64decode(node["base64"]).decode("utf-8", "surrogatepass"),
+    "bytes": lambda node, _: b64decode(node["base64"]),
+    "bytearray": lambda node, _: bytearray(b64decode(node["base64"])),
     "ordered_dict": ordered_dict,
     "deque": lambda node, again: deque(map(again, node["items"]), node["maxlen"]),
     "slice": three(slice),
@@ -189,7 +187,9 @@ KINDS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "time": with_zone(time),
     "datetime": with_zone(datetime),
     "timedelta": lambda node, _: timedelta(*node["fields"]),
-    "timezone": fixed_zone,
+    "timezone": lambda node, again: timezone(
+        timedelta(*node["offset"]), *([] if node["name"] is None else [again(node["name"])])
+    ),
     "decimal": lambda node, _: Decimal(node["text"]),
     "fraction": lambda node, again: Fraction(again(node["numerator"]), again(node["denominator"])),
     "uuid": lambda node, _: UUID(hex=node["hex"]),

@@ -178,6 +178,27 @@ def test_it_reads_a_run(tmp_path):
     assert found.session["values"] == {"note": {"k": 1}}
 
 
+def test_it_follows_rollbacks(tmp_path):
+    """What a rollback set aside is not the newest; what later attempts publish is."""
+    from spotsafe.checkpoint.rollback import plan_rollback, roll_back
+    from spotsafe.identity import Identity
+
+    def attempt(until):
+        program = Program()
+        with program.session(tmp_path, save_every=2, keep=10) as run:
+            for step, batch in run.steps(program.loader, until=until):
+                program.train(step, batch)
+                run.wait()
+
+    attempt(6)
+    store = open_store(str(tmp_path))
+    for back, until in ((2, 4), (6, 8)):
+        roll_back(store, plan_rollback(store, back), identity=Identity.of_this_process(), wall=1.0)
+        assert assert_agree(tmp_path).manifest["step"] == back
+        attempt(until)
+        assert assert_agree(tmp_path).manifest["step"] == until
+
+
 def assert_agree(folder: Path) -> independent_reader.Checkpoint:
     """Compare the independent reader with ours, tensor by tensor and tree by tree."""
     found = independent_reader.read_newest(folder)

@@ -184,6 +184,25 @@ def test_a_damaged_newest_record_is_no_obstacle(tmp_path, call, impatient):
     assert look(open_store(str(tmp_path))).attempts == (1, 2, 3)
 
 
+def test_other_commands_mean_what_counts(tmp_path, call, impatient):
+    """The latest is the one gone back to; what is set aside can be looked at by its step, and is verified too."""
+    _, two, three = runs.run(tmp_path, 1, 2, 3)
+    call("rollback", f"{tmp_path}@2")
+    for command in ("show", "verify"):
+        assert str(two) in call(command, f"{tmp_path}@latest").stdout
+        assert str(three) in call(command, f"{tmp_path}@3").stdout
+        assert str(three) in call(command, f"{tmp_path}@{three}").stdout
+    assert call("verify", tmp_path).stdout.count(": good") == 3
+
+
+def test_a_folder_of_runs_shows_the_newest_that_counts(tmp_path, call, impatient):
+    """Not the one that was set aside."""
+    runs.run(tmp_path / "run", 1, 2, 3)
+    call("rollback", f"{tmp_path / 'run'}@2")
+    [record] = json.loads(call("ls", tmp_path, "--json").stdout)["runs"]
+    assert (record["newest_step"], record["checkpoints"]) == (2, 3)
+
+
 def test_long_lists_are_cut(tmp_path, call, impatient):
     """A screen is enough for people; --json has all."""
     runs.run(tmp_path, *range(30))

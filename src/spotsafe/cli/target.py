@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from spotsafe.checkpoint.candidates import Candidate, candidates, look
+from spotsafe.checkpoint.attempts import read_branch
+from spotsafe.checkpoint.candidates import Candidate, Listing, candidates, look
 from spotsafe.checkpoint.catalog import resolve, split_target
 from spotsafe.checkpoint.layout import ATTEMPTS, CHECKPOINTS, CheckpointName
 from spotsafe.errors import CheckpointNotFound
@@ -83,16 +84,23 @@ def existing(store: Store, selector: str | int | None) -> list[CheckpointName]:
     if isinstance(selector, str) and selector.startswith("best"):
         return [chosen(store, selector).name]
     named = CheckpointName.parse(selector) if isinstance(selector, str) else None
-    found = []
-    for candidate in candidates(store, look(store)):
-        name = candidate.name
-        if selector in {None, "latest"} or name == named or name.step == selector:
-            found.append(name)
-            if selector is not None:
-                break
+    listing = look(store)
+    if selector is None or named is not None:
+        there = [candidate.name for candidate in candidates(store, listing)]
+        found = [name for name in there if named in {None, name}]
+    else:  # what a rollback set aside is not the latest, and its step is meant only if there is no other
+        present = listing.on(read_branch(store, listing))
+        found = _first(store, present, selector) or _first(store, listing, selector)
     if not found:
         raise CheckpointNotFound(
             f"{store.url} has no checkpoint{'' if selector is None else f' {selector}'}; "
             "`spotsafe ls` shows what is there"
         )
     return found
+
+
+def _first(store: Store, listing: Listing, selector: str | int) -> list[CheckpointName]:
+    for candidate in candidates(store, listing):
+        if selector in {"latest", candidate.name.step}:
+            return [candidate.name]
+    return []
