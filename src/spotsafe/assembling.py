@@ -164,7 +164,8 @@ def _restore(setting: Setting, opened: Opened, *, emit: Callable[[Event], None])
     else:
         if read.rng is not None:
             read.rng.restore()
-        state = replace(read, nonfinite=_still_nonfinite(read.nonfinite, tracker))
+        nonfinite = _still_nonfinite(read.nonfinite, tracker) | tracker.nonfinite(tracker.as_made)
+        state = replace(read, nonfinite=nonfinite)
     emit(ev.RestoreFinished(checkpoint=str(opened.loaded.name), seconds=clock.monotonic() - began))
     return state
 

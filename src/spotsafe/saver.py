@@ -119,10 +119,10 @@ class Saver:
     # -- doing ---
 
     def tracked_more(self, names: Collection[str]) -> None:
-        """State was tracked late: what is not finite in it now was so when it came."""
-        if self.lineage.resumed_from is None:
-            before = self.lineage.nonfinite_before | self.tracker.nonfinite(names)
-            self.lineage = replace(self.lineage, nonfinite_before=before)
+        """State was tracked late: what the program made not finite is no decay. What was loaded is judged already."""
+        made = self.tracker.nonfinite(self.tracker.as_made.intersection(names))
+        before = self.lineage.nonfinite_before | made
+        self.lineage = replace(self.lineage, nonfinite_before=before)
 
     def save(
         self,

@@ -44,6 +44,7 @@ class Tracker:
         self._objects: dict[str, Any] = {}
         self._saved: SavedState | None = None
         self._restored: set[str] = set()
+        self._loaded: set[str] = set()
         self._arrived = False
         self._as_restored: dict[str, BuffersMark] = {}
         self._new: set[str] = set()
@@ -58,6 +59,11 @@ class Tracker:
     def names(self) -> tuple[str, ...]:
         """The names under which objects are tracked."""
         return tuple(self._objects)
+
+    @property
+    def as_made(self) -> frozenset[str]:
+        """Names of the objects that hold what the program made them with, or trained since; nothing was loaded."""
+        return frozenset(self._objects) - self._loaded
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -99,6 +105,7 @@ class Tracker:
             except BaseException:  # whoever corrects the object may track it again
                 del self._objects[name]
                 self._restored.discard(name)
+                self._loaded.discard(name)
                 raise
 
     def _check_name(self, name: str, *, from_state: bool) -> None:
@@ -341,6 +348,7 @@ class Tracker:
             return
         restoring = self._restoring(names, _specs(self._saved), Source(self._saved.tensors))
         kinds.restore(self._objects[name], self._saved.state[name], name, restoring)
+        self._loaded.add(name)
 
     def _written_since_restore(self) -> set[str]:
         return {name for name, mark in self._as_restored.items() if self._mark_of(name) != mark}

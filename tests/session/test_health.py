@@ -108,6 +108,62 @@ def test_what_was_not_finite_at_the_start_is_no_decay() -> None:
     assert [one.health.nonfinite for one in manifests(store).values()][-1][0] == "model.first.bias"
 
 
+def masked() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.tensor([0.0, -INF]))
+
+
+def test_what_comes_later_with_infinities_is_no_decay_either() -> None:
+    """Tracked in the second attempt and unknown to the checkpoint: it is as the program made it, now and later."""
+    store = MemoryStore()
+    trained(store, until=2, save_every=1)
+    program = Program()
+    with program.session(store, save_every=1, keep=10) as run:
+        for step, batch in run.steps(program.loader, until=4):
+            program.train(step, batch)
+            if step == 2:
+                run.track(late=masked())
+            run.wait()
+    again = Program()
+    with again.session(store, save_every=1, keep=10, late=masked()) as run:
+        for step, batch in run.steps(again.loader, until=6):
+            again.train(step, batch)
+            if step == 5:
+                poison(again.model.first.bias)
+            run.wait()
+    health = [one.health for one in manifests(store).values()]
+    assert [one.healthy for one in health] == [True, True, True, True, True, False]
+    assert "late" in health[3].nonfinite
+
+
+def test_what_the_checkpoint_lacks_is_as_the_program_made_it() -> None:
+    """Without strict a parameter may be new at the start of an attempt."""
+    store = MemoryStore()
+    trained(store, until=2, save_every=1)
+    program = Program()
+    with program.session(store, save_every=1, keep=10, strict=False, late=masked()) as run:
+        train(program, run, 4)
+    assert all(one.health.healthy for one in manifests(store).values())
+
+
+def test_what_comes_later_out_of_the_checkpoint_is_judged_by_the_checkpoint() -> None:
+    """It decayed before: that it is not finite when it is tracked excuses nothing."""
+
+    def life(store: MemoryStore, until: int, value: float) -> bool:
+        program, late = Program(), torch.nn.Parameter(torch.zeros(2))
+        with program.session(store, save_every=1, keep=10) as run:
+            run.track(late=late)
+            for step, batch in run.steps(program.loader, until=until):
+                program.train(step, batch)
+                poison(late, value)
+                run.wait()
+        return manifests(store)[until].health.healthy
+
+    store = MemoryStore()
+    assert not life(store, 1, NAN)
+    assert not life(store, 2, NAN)
+    assert life(store, 3, 0.0)
+
+
 def test_a_frozen_parameter_and_a_buffer_are_only_reported() -> None:
     """Running statistics overflow and recover; a frozen part is not trained."""
     store = MemoryStore()
