@@ -277,7 +277,12 @@ class Run:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Plain values of your own that are saved and restored: numbers, strings, lists, dicts."""
+        """Plain values of your own that are saved and restored: numbers, strings, lists, tuples, dicts, sets, arrays.
+
+        They are restored when the run is entered, before the program can show its classes, and nothing is imported by
+        name. So Enums, dataclasses, namedtuples and defaultdicts are refused by the first save: keep their plain form,
+        or track an object that owns them.
+        """
         return self._setting.values
 
     @property

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -89,7 +90,18 @@ class Settings:
     rate: float = 0.1
 
 
-@pytest.mark.parametrize("value", [Phase.WARM, Level.LOW, Settings(), [{"deep": Phase.WARM}]])
+class Point(NamedTuple):
+    x: int = 0
+    y: int = 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *[Phase.WARM, Level.LOW, Settings(), [{"deep": Phase.WARM}]],
+        *[Point(), {"deep": [Point()]}, defaultdict(int), {1: defaultdict(list)}],  # would be a tuple, a dict
+    ],
+)
 def test_values_that_no_resume_could_rebuild_are_refused_at_the_save(value: Any) -> None:
     """`run.values` are restored before the program can show a class: such checkpoints could never be loaded."""
     store, program = MemoryStore(), Program()

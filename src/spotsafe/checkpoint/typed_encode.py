@@ -200,7 +200,6 @@ _CONTAINERS: Mapping[type, Callable[[Encoder, Any], Any]] = {
     set: Encoder.of_set,
     frozenset: Encoder.of_set,
     OrderedDict: Encoder.of_ordered_dict,
-    defaultdict: Encoder.of_default_dict,
     Counter: Encoder.of_counter,
     deque: Encoder.of_deque,
     slice: Encoder.of_slice,
@@ -212,6 +211,8 @@ _CONTAINERS: Mapping[type, Callable[[Encoder, Any], Any]] = {
 def _find(value: object) -> Callable[[Encoder, Any], Any] | None:
     """How to encode a value whose class is not one of Python's own."""
     kind = type(value)
+    if kind is defaultdict:  # behind `leaf`, which may not want what only a live value gives back
+        return Encoder.of_default_dict
     if isinstance(value, np.generic):
         return Encoder.of_numpy
     if isinstance(value, Enum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -146,7 +147,11 @@ class Collector:
             UnsupportedState: as `encode`, and for what only a live value could be rebuilt from.
         """
         return {
-            key: typed.encode(value, path=f"run.{key}", leaf=self._session_leaf)
+            key: typed.encode(
+                value,
+                path=f"run.{key}",
+                leaf=self._values_leaf if key == "values" else self._session_leaf,
+            )
             for key, value in values.items()
         }
 
@@ -226,6 +231,16 @@ class Collector:
             if isinstance(value, kind):
                 return {"$": word, "value": str(value).removeprefix("torch.")}
         return None
+
+    def _values_leaf(self, value: object, path: str) -> Json | None:
+        """The user's own: what would come back as its plain base breaks the program after a resume, and only then."""
+        if isinstance(value, defaultdict):
+            self._refuse_class(
+                value, path, "keep dict(...) of it, and write .setdefault(key, ...) where it is read"
+            )
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            self._refuse_class(value, path, "keep ._asdict() of it, or tuple(...)")
+        return self._session_leaf(value, path)
 
     def _session_leaf(self, value: object, path: str) -> Json | None:
         if isinstance(value, Enum):
