@@ -10,7 +10,7 @@ from typing import Any
 from spotsafe import events as ev
 from spotsafe.activity import Activity
 from spotsafe.attempt import Attempt
-from spotsafe.errors import EXIT_RESTART_LOOP, RestartLoop, StorageError
+from spotsafe.errors import RestartLoop
 from spotsafe.events import Event, Fanout
 from spotsafe.identity import Identity
 from spotsafe.ledger.reading import read_end
@@ -18,7 +18,7 @@ from spotsafe.ledger.record import Ledger
 from spotsafe.loops import Loops
 from spotsafe.opening import Claimed, Opened, claim_attempt, load_init_from, load_newest, once
 from spotsafe.options import Options
-from spotsafe.policy.restarts import STOPPED
+from spotsafe.outcomes import outcome_of
 from spotsafe.positions import Positions
 from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.detect import detect
@@ -129,19 +129,11 @@ def _start_ledger(setting: Setting, claimed: Claimed, progress: _Progress, stack
             return
         if isinstance(error, RestartLoop):  # Python prints no message of a SystemExit with a code
             fanout.emit(ev.Warned(message=str(error)))
-        outcome, code = _failed_start(error)
+        outcome, code = outcome_of(error)
         newest = claimed.record.resumed_from
         fanout.emit(ev.RunEnded(step=progress(), outcome=outcome, code=code, newest=newest))
 
     stack.push(record_failed_start)
-
-
-def _failed_start(error: BaseException) -> tuple[str, int | None]:
-    if isinstance(error, RestartLoop):
-        return STOPPED, EXIT_RESTART_LOOP
-    # A store that does not answer says nothing about the program: three such starts are no restart loop.
-    ill = isinstance(error, KeyboardInterrupt | StorageError)
-    return "interrupted" if ill else "failed", None
 
 
 # -- the state ---

@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from spotsafe import events as ev
-from spotsafe.errors import Reclaimed, SaveFailed, SpotsafeError, Superseded
+from spotsafe.errors import SaveFailed, SpotsafeError, StorageUnavailable
 from spotsafe.events import Fanout
 from spotsafe.loops import Loops
 from spotsafe.opening import Claimed
 from spotsafe.options import Options
+from spotsafe.outcomes import FINISHED, LEFT, RECLAIMED, outcome_of
 from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.watcher import Watch
 from spotsafe.safepoint import SafePoints
@@ -36,7 +37,7 @@ class Attempt:
     watch: Watch
     fanout: Fanout
     options: Options
-    outcome: str = "left"
+    outcome: str = LEFT
     code: int | None = None
     cleanup: ExitStack = field(default_factory=ExitStack)
 
@@ -88,33 +89,31 @@ class Attempt:
                     outcome=self.outcome,
                     code=self.code,
                     newest=self.saver.newest,
-                    reason=self.loops.stop_reason if self.outcome == "finished" else None,
+                    reason=self.loops.stop_reason if self.outcome == FINISHED else None,
                 )
             )
         finally:  # an impatient second Ctrl-C leaves no thread and no handler behind
             self.cleanup.close()
 
     def _leave_cleanly(self) -> None:
-        self._end_as("failed", None)  # until the end says otherwise
         try:
             self._save_and_drain()
-        except Superseded:  # a save just before, or the last one, found it out
-            self._end_as("superseded", None)
+        except BaseException as error:
+            self._end_as(*outcome_of(error))
             raise
 
     def _save_and_drain(self) -> None:
-        notice = self.watch.notice
+        """Save the end, or what can be had of it, and wait for it. Says how the attempt ended, unless it raises."""
         if self.points.leaving:
             self._drain_and_raise()
-            self._end_as("reclaimed", None)
+            self._end_as(RECLAIMED, None)
             return
+        notice = (
+            self.watch.notice
+        )  # as it is now: one that comes during the last save changes nothing any more
         self.loops.leave_open()
         finished = self.loops.all_ended
-        if self.points.activity.ever_stepped and not self.points.did_something and not self.loops.outermost:
-            text = "the optimizer stepped, but in no loop of the run, so nothing is counted or saved"
-            self.fanout.emit(
-                ev.Warned(message=f"{text}: iterate over run.steps(loader, ...) or run.range(n)")
-            )
+        self._say_nothing_counted()
         try:
             self.loops.judge()
             if finished:
@@ -126,30 +125,29 @@ class Attempt:
             raise
         self._drain_and_raise()
         if not finished and notice is not None and self.options.on_reclaim == "exit":
-            self._end_as("reclaimed", self.options.exit_code)
             raise self.points.reclaimed(notice)
-        self._end_as("finished" if finished else "left", None)
+        self._end_as(FINISHED if finished else LEFT, None)
 
     def _leave_reclaimed(self, error: Exception) -> None:
         """Any error while a notice is pending - a dead worker, a broken pipe - means: the machine goes."""
         notice = self.watch.notice
         assert notice is not None, "left as reclaimed without a notice"
-        self._end_as("reclaimed", self.options.exit_code)
+        self._end_as(RECLAIMED, self.options.exit_code)
         self._drain_and_log()
         if self.options.on_reclaim == "exit":
             raise self.points.reclaimed(notice) from error
 
     def _leave_with(self, error: BaseException) -> None:
         """The body's own exception goes on; what is in flight is finished first."""
-        if isinstance(error, Reclaimed):
-            self._end_as("reclaimed", self.options.exit_code)
-        elif isinstance(error, Superseded):
-            self._end_as("superseded", None)
-        elif isinstance(error, KeyboardInterrupt):
-            self._end_as("interrupted", None)
-        else:
-            self._end_as("failed", None)
+        self._end_as(*outcome_of(error))
         self._drain_and_log()
+
+    def _say_nothing_counted(self) -> None:
+        if self.points.activity.ever_stepped and not self.points.did_something and not self.loops.outermost:
+            text = "the optimizer stepped, but in no loop of the run, so nothing is counted or saved"
+            self.fanout.emit(
+                ev.Warned(message=f"{text}: iterate over run.steps(loader, ...) or run.range(n)")
+            )
 
     def _drain_and_raise(self) -> None:
         drained = self.points.drain()
@@ -159,7 +157,7 @@ class Attempt:
             raise SaveFailed(
                 f"the last save was still being written after {self.options.drain_timeout}; "
                 f"the newest checkpoint is {self.saver.newest or 'none'}. A larger drain_timeout= waits longer."
-            )
+            ) from StorageUnavailable("the store did not take it in time")
 
     def _drain_and_log(self) -> None:
         drained = self.points.drain()

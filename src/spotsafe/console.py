@@ -223,6 +223,7 @@ _OUTCOMES = {
     "reclaimed": _Outcome(happened="stopped by a reclaim", next=_AGAIN),
     "superseded": _Outcome(happened="superseded", next="a newer attempt goes on; do not restart this one"),
     "failed": _Outcome(happened="failed", next=_AGAIN),
+    "storage_failed": _Outcome(happened="stopped by its storage", next=_AGAIN),
     "interrupted": _Outcome(happened="interrupted", next=_AGAIN),
     "restart_loop": _Outcome(
         happened="stopped as a restart loop", next="find the cause first, then the same command tries again"

@@ -236,8 +236,8 @@ class RunEnded(Event):
 
     step: int
     outcome: str
-    """One of ``finished``, ``left``, ``reclaimed``, ``superseded``, ``failed``, ``interrupted``,
-    ``restart_loop``."""
+    """One of ``finished``, ``left``, ``reclaimed``, ``superseded``, ``failed``, ``storage_failed``,
+    ``interrupted``, ``restart_loop``."""
     code: int | None
     """The exit code that goes with it, if the session sets one."""
     newest: str | None

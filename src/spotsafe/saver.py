@@ -74,6 +74,7 @@ class Saver:
     _blocked: dict[CheckpointName, float] = field(default_factory=dict)
     _submitted_at: float = 0.0
     _unreported: int = 0
+    _last_error: BaseException | None = None
     _best: BestWatch = field(init=False)
     _sick_said: bool = False
 
@@ -188,10 +189,7 @@ class Saver:
 
     def note_failure(self, error: Exception, *, step: int) -> None:
         """Count a save that failed before it came to the writer."""
-        line = f"step {step}: {type(error).__name__}: {error}"
-        self._in_a_row += 1
-        self._unreported += 1
-        self.failures.append(line)
+        self._count_failure(f"step {step}", error)
         self.emit(events.SaveFailed(checkpoint="", step=step, error=str(error)))
 
     def drain(self, timeout_s: float) -> bool:
@@ -199,7 +197,7 @@ class Saver:
         return self.writer.drain(timeout_s)
 
     def raise_failures(self) -> None:
-        """Raise `SaveFailed` if saves failed since the last one that was published or raised."""
+        """Raise `SaveFailed`, caused by the last error, if saves failed since one was published or this was raised."""
         if self._unreported:
             recent = self.failures[-self._unreported :]
             self._unreported = 0
@@ -207,7 +205,7 @@ class Saver:
                 f"{len(recent)} save(s) failed; the newest checkpoint is {self.newest or 'none'}. "
                 f"The last one: {recent[-1]}",
                 failures=recent,
-            )
+            ) from self._last_error
 
     def close(self) -> None:
         """Give back the memory that saves are staged in, unless one is still being written from it."""
@@ -268,9 +266,13 @@ class Saver:
         if result.superseded_by is not None and result.error is None:
             return
         self.held_step = self._durable_step  # one save at a time: nothing later is staged
+        self._count_failure(str(result.name), result.error)
+
+    def _count_failure(self, what: str, error: BaseException | None) -> None:
         self._in_a_row += 1
         self._unreported += 1
-        self.failures.append(f"{result.name}: {type(result.error).__name__}: {result.error}")
+        self._last_error = error
+        self.failures.append(f"{what}: {type(error).__name__}: {error}")
 
     def _say_health(self, result: SaveResult) -> None:
         """Once when values stop being finite, and again only after they were."""

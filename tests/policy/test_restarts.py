@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from spotsafe.policy.restarts import STOPPED, Limits, PastAttempt, restart_loop
+from spotsafe.policy.restarts import STOPPED, STORAGE_FAILED, Limits, PastAttempt, restart_loop
 
 
 def attempts(*ends: str | None, every_s: float = 1000.0) -> list[PastAttempt]:
@@ -54,7 +54,11 @@ def test_two_failures_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["reclaimed", None, "failed+", "finished", "left", "superseded", "interrupted", STOPPED]
+    "other",
+    [
+        *["reclaimed", None, "failed+", "finished", "left", "superseded", "interrupted"],
+        *[STOPPED, STORAGE_FAILED],
+    ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_anything_else_breaks_the_row(other: str | None, place: int) -> None:

@@ -428,6 +428,35 @@ def test_a_storage_that_was_ill_at_three_starts_is_no_restart_loop() -> None:
         assert run.resumed_from == str(newer)
 
 
+def test_three_starts_that_the_store_ended_while_saving_are_no_restart_loop() -> None:
+    """Three failed saves in a row raise, in each of them; the store's error is the cause, and stands in the ledger."""
+    from spotsafe.testing.faults import FailingStore
+
+    store = MemoryStore()
+
+    def fail(name: str, path: str, number: int) -> Exception | None:
+        return spotsafe.StorageFull(f"{path}: no space", path=path) if name == "put_large" else None
+
+    for attempt in (1, 2, 3):
+        program = Program()
+        with (
+            pytest.raises(spotsafe.SaveFailed, match=r"3 save\(s\) failed") as caught,
+            program.session(FailingStore(store, fail=fail), restart_limits=None) as run,
+        ):
+            for step, batch in run.steps(program.loader, until=10):
+                program.train(step, batch)
+                run._attempt.saver.drain(30)
+        assert isinstance(caught.value.__cause__, spotsafe.StorageFull)
+        assert len(program.seen) == 4  # the fourth safe point finds three failures
+        end = read_end(store, attempt)
+        assert end is not None
+        assert end.outcome == program.of(ev.RunEnded)[0].outcome == "storage_failed"
+    program = Program()
+    with program.session(store, restart_limits=None) as run:
+        train(program, run)
+    assert program.of(ev.RunEnded)[0].outcome == "finished"
+
+
 def test_the_21st_start_within_an_hour_is_stopped() -> None:
     """Whatever ended the others; an hour later it is let in."""
     store, clock = MemoryStore(), ManualClock()

@@ -13,6 +13,9 @@ from spotsafe import human
 
 FAILED = "failed"
 """`RunEnded.outcome` of an attempt that ended by an error of its own."""
+STORAGE_FAILED = "storage_failed"
+"""Outcome of an attempt that the store ended: it did not answer, was full, or refused. It says nothing about the
+program, and a long outage must not end in a run that nobody starts again; so it never counts here."""
 STOPPED = "restart_loop"
 """Outcome of an attempt that this module stopped. Starting again after it is a person's decision."""
 
@@ -76,7 +79,7 @@ def _too_many_starts(attempts: Sequence[PastAttempt], most: int) -> str | None:
 
 
 def _fruitless(past: Sequence[PastAttempt], most: int) -> str | None:
-    """A reclaim or an end without a record breaks the row: neither says anything about the program."""
+    """Any other end breaks the row, and so does one without a record: they say nothing about the program."""
     row = past[-most:]
     if len(row) < most or any(one.end != FAILED or one.new_published for one in row):
         return None
