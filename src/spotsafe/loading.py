@@ -17,7 +17,7 @@ from spotsafe.checkpoint.candidates import Candidate, read_candidate, read_index
 from spotsafe.checkpoint.catalog import resolve, split_target
 from spotsafe.checkpoint.index import Index, Slice, TensorEntry, tiling_problem
 from spotsafe.checkpoint.layout import MANIFEST
-from spotsafe.checkpoint.naming import Contents, Json, contents, is_tensor
+from spotsafe.checkpoint.naming import Contents, Json, contents
 from spotsafe.checkpoint.ranges import Range, check_sizes, read_ranges
 from spotsafe.checkpoint.typed_values import tensor_names
 from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, StateMismatch, StorageNotFound
@@ -180,12 +180,9 @@ def decode(opened: Opened, nodes: Mapping[str, Json]) -> dict[str, Any]:
         As `read_tensors`.
     """
     tensors = read_tensors(opened, set(tensor_names(list(nodes.values()))))
-    source = Source(tensors, on_cpu=True, lenient=True)
+    source = Source(tensors, on_cpu=True, copy=False, lenient=True)
     try:
-        return {
-            name: tensors[node["name"]] if is_tensor(node) else source.decode(node)
-            for name, node in nodes.items()
-        }
+        return {name: source.decode(node) for name, node in nodes.items()}
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(checkpoint=opened.name, file="index-*.json", reason=error.reason) from error
 
@@ -260,6 +257,8 @@ class _Buffer:
 
     def _is_run(self, piece: Slice) -> bool:
         """Whether the box's bytes are consecutive in the tensor too."""
+        if piece.lengths == self._shape:
+            return True
         rest = [length == whole for length, whole in zip(piece.lengths, self._shape, strict=True)]
         cut = next((axis for axis, one in enumerate(piece.lengths) if one != 1), len(rest))
         return all(rest[cut + 1 :])

@@ -40,6 +40,7 @@ _RECORDS = {
         "_MEM_FORMAT_ENCODING",
     )
 } | {("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
+_PATHS = {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}
 
 
 class Record:
@@ -70,7 +71,7 @@ class _Unpickler(pickle.Unpickler):
         Raises:
             pickle.UnpicklingError: for everything else.
         """
-        if (module, name) in _RECORDS:
+        if (module, name) in _RECORDS or (module.partition(".")[0] == "pathlib" and name in _PATHS):
             return type(name, (Record,), {"kind": name})  # of its own, so that a pickle can change no other
         if module == "torch" and name == "Size":
             return tuple
@@ -80,8 +81,6 @@ class _Unpickler(pickle.Unpickler):
             return str
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
-        if module.partition(".")[0] == "pathlib" and name in {"PosixPath", "WindowsPath", "PurePosixPath"}:
-            return os.path.join
         raise pickle.UnpicklingError(f"it wants to use {module}.{name}")
 
 

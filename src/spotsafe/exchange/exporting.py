@@ -18,7 +18,7 @@ from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.naming import module_entries, objects
 from spotsafe.errors import StateMismatch, StorageError, StorageExists, UnsupportedState
 from spotsafe.exchange.dcp_folder import is_dcp_folder
-from spotsafe.exchange.optimizers import by_name, by_position, is_optimizer_tree
+from spotsafe.exchange.optimizers import by_name, by_position, is_optimizer_tree, parts_of
 from spotsafe.identity import new_nonce
 from spotsafe.loading import Opened, decode
 from spotsafe.storage.placing import place_new
@@ -121,15 +121,20 @@ def _modules(trees: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, A
 def _everything(opened: Opened, form: Form) -> dict[str, Any]:
     trees = _objects(opened)
     modules = _modules(trees)
-    values = _nested(opened, modules)
-    arrange = by_position if form == "pt" else by_name
-    rest = {} if opened.indexes[0].session is None else {"run": opened.indexes[0].session}
+    optimizers = {path: tree for path, tree in trees.items() if is_optimizer_tree(tree)}
+    nodes = {} if opened.indexes[0].session is None else {"run": opened.indexes[0].session}
     for path, tree in trees.items():
-        if is_optimizer_tree(tree):
-            values[path] = arrange(tree, lambda node: decode(opened, {"": node})[""], modules=list(modules))
+        if path in optimizers:
+            nodes[path] = parts_of(tree)
         elif path not in modules:
-            rest[path] = _state_of(tree)
-    return {**values, **decode(opened, rest)}
+            nodes[path] = _state_of(tree)
+    values = {**_nested(opened, modules), **decode(opened, nodes)}
+    for path, tree in optimizers.items():
+        if form == "pt":
+            values[path] = by_position(tree["order"], values[path])
+        else:
+            values[path] = by_name(tree["order"], values[path], modules=list(modules))
+    return values
 
 
 def _state_of(tree: Mapping[str, Any]) -> Any:

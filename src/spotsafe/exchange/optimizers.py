@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spotsafe.tensors.tree import Json
-
-Decode = Callable[[Json], Any]
 
 
 def is_optimizer_tree(tree: Json) -> bool:
@@ -15,25 +13,43 @@ def is_optimizer_tree(tree: Json) -> bool:
     return isinstance(tree, Mapping) and tree.get("kind") == "optimizer" and tree.get("form") == "by name"
 
 
-def by_position(tree: Mapping[str, Json], decode: Decode, *, modules: Sequence[str]) -> dict[str, Any]:
-    """As `torch.optim.Optimizer.state_dict()`: parameters are numbered over all groups."""
-    del modules  # numbers know of no names
-    numbers = {name: at for at, name in enumerate(name for names in tree["order"] for name in names)}
-    groups = []
-    for names, options in zip(tree["order"], tree["groups"], strict=True):
-        groups.append({**decode(options), "params": [numbers[name] for name in names]})
-    state = {numbers[name]: decode(node) for name, node in tree["state"]}
-    return {"state": {**state, **decode(tree["shared"])}, "param_groups": groups, **decode(tree["extra"])}
+def parts_of(tree: Mapping[str, Json]) -> dict[str, Json]:
+    """The members that hold values, as one node to be decoded at once."""
+    return {member: tree[member] for member in ("groups", "state", "shared", "extra")}
 
 
-def by_name(tree: Mapping[str, Json], decode: Decode, *, modules: Sequence[str]) -> dict[str, Any]:
-    """As `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`: parameters by name in their module."""
+def by_position(order: Sequence[Sequence[str]], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """As `torch.optim.Optimizer.state_dict()`: parameters are numbered over all groups.
+
+    Args:
+        order: the member of the tree.
+        parts: what `parts_of` gave, decoded.
+    """
+    numbers = {name: at for at, name in enumerate(name for names in order for name in names)}
     groups = [
-        {**decode(options), "params": [in_module(name, modules) for name in names]}
-        for names, options in zip(tree["order"], tree["groups"], strict=True)
+        {**options, "params": [numbers[name] for name in names]}
+        for names, options in zip(order, parts["groups"], strict=True)
     ]
-    state = {in_module(name, modules): decode(node) for name, node in tree["state"]}
-    return {"state": {**state, **decode(tree["shared"])}, "param_groups": groups}
+    state = {numbers[name]: value for name, value in parts["state"]}
+    return {"state": {**state, **parts["shared"]}, "param_groups": groups, **parts["extra"]}
+
+
+def by_name(
+    order: Sequence[Sequence[str]], parts: Mapping[str, Any], *, modules: Sequence[str]
+) -> dict[str, Any]:
+    """As `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`: parameters by name in their module.
+
+    Args:
+        order: the member of the tree.
+        parts: what `parts_of` gave, decoded.
+        modules: names of the tracked modules.
+    """
+    groups = [
+        {**options, "params": [in_module(name, modules) for name in names]}
+        for names, options in zip(order, parts["groups"], strict=True)
+    ]
+    state = {in_module(name, modules): value for name, value in parts["state"]}
+    return {"state": {**state, **parts["shared"]}, "param_groups": groups}
 
 
 def in_module(name: str, modules: Sequence[str]) -> str:

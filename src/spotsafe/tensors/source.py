@@ -29,13 +29,19 @@ class Source:
     Args:
         tensors: what the checkpoint holds, by name.
         on_cpu: leave every tensor on the CPU, whatever it was on.
+        copy: whether the values get memory of their own; not needed for tensors that nobody else has.
         lenient: give an `Unbound` for an Enum or a dataclass without a live counterpart instead of an error.
     """
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], *, on_cpu: bool = False, lenient: bool = False
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        on_cpu: bool = False,
+        copy: bool = True,
+        lenient: bool = False,
     ) -> None:
-        self._tensors, self._on_cpu, self._lenient = tensors, on_cpu, lenient
+        self._tensors, self._on_cpu, self._lenient, self._copy = tensors, on_cpu, lenient, copy
         self._copies: dict[tuple[str, torch.device], torch.Tensor] = {}
 
     def decode(self, node: Json, live: object = typed.MISSING) -> Any:
@@ -63,7 +69,7 @@ class Source:
         name, device = node["name"], torch.device("cpu") if self._on_cpu else _device(node, live)
         copy = self._copies.get((name, device))
         if copy is None:
-            copy = clone(self.view(name)).to(device)
+            copy = (clone(self.view(name)) if self._copy else self.view(name)).to(device)
             self._copies[name, device] = copy
         return copy
 
