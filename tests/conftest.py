@@ -8,7 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import servers
+# A suite's failure says what differed, as a test's does.
+pytest.register_assert_rewrite("spotsafe.testing.stores")
+
+from tests import servers  # noqa: E402 - after what has to come before imports
 
 # Recent gcsfs asks a gRPC service about every bucket, for a minute each where there is none. Read at its import.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")

@@ -10,6 +10,7 @@
     |   |-- StorageShort (EOFError)                the object ends before the bytes that were asked for
     |   |-- StorageUnavailable (ConnectionError)   no answer, or "later": trying again may help
     |   |-- StorageRefused (PermissionError)       the store answered: you may not
+    |   |   `-- StorageExpired                         ... or no longer: the credentials have expired
     |   `-- StorageFull                            no space or quota is left
     |-- CheckpointError
     |   |-- CheckpointNotFound (FileNotFoundError) the checkpoint that was asked for is not there
@@ -88,6 +89,10 @@ class StorageUnavailable(StorageError, ConnectionError):
 
 class StorageRefused(StorageError, PermissionError):
     """The store answered that this may not be done with these credentials or permissions."""
+
+
+class StorageExpired(StorageRefused):
+    """The store no longer takes these credentials, and looking for newer ones has not helped."""
 
 
 class StorageFull(StorageError):

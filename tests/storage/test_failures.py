@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 
@@ -16,7 +15,7 @@ from spotsafe.errors import (
     StorageRefused,
     StorageUnavailable,
 )
-from spotsafe.storage.failures import class_of, class_of_client_error, storage_error, translated
+from spotsafe.storage.failures import class_of, storage_error, translated
 
 
 @pytest.mark.parametrize(
@@ -100,100 +99,3 @@ def test_a_cause_without_words() -> None:
     """An exception without a message is named by its class."""
     error = storage_error(TimeoutError(), doing="read", path="a", where="/a", kind=StorageUnavailable)
     assert "TimeoutError" in str(error)
-
-
-class Botocore(Exception):
-    """As botocore's ClientError: the answer hangs in a dict."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"answered {status}")
-        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
-
-
-class Azure(Exception):
-    """As azure-core's HttpResponseError."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"answered {status}")
-        self.status_code = status
-
-
-class Gcsfs(Exception):
-    """As gcsfs's HttpError."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"answered {status}")
-        self.code = status
-
-
-class ServiceRequestError(Exception):
-    """As azure-core's class of that name."""
-
-
-class EndpointConnectionError(ServiceRequestError):
-    """A class that derives from a known one."""
-
-
-@pytest.mark.parametrize("client", [Botocore, Azure, Gcsfs])
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (404, StorageNotFound),
-        (401, StorageRefused),
-        (403, StorageRefused),
-        (409, StorageExists),
-        (412, StorageExists),
-        (408, StorageUnavailable),
-        (429, StorageUnavailable),
-        (500, StorageUnavailable),
-        (503, StorageUnavailable),
-        (507, StorageFull),
-        (400, StorageError),
-        (416, StorageError),
-    ],
-)
-def test_what_a_server_answered(client: type[Exception], status: int, kind: type[StorageError]) -> None:
-    """The status decides, raised as it is or as the cause of an OSError with a poor errno, as s3fs does."""
-    assert class_of_client_error(client(status)) is kind
-    wrapped = OSError(errno.EINVAL, "the pre-conditions did not hold")
-    wrapped.__cause__ = client(status)
-    assert class_of_client_error(wrapped) is kind
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (FileNotFoundError("x"), StorageNotFound),
-        (IsADirectoryError("x"), StorageNotFound),
-        (FileExistsError(), StorageExists),
-        (PermissionError("x"), StorageRefused),
-        (TimeoutError(), StorageUnavailable),
-        (asyncio.TimeoutError(), StorageUnavailable),
-        (ConnectionResetError(), StorageUnavailable),
-        (OSError(errno.ENOSPC, "x"), StorageFull),
-        (OSError(errno.EIO, "x"), StorageUnavailable),
-        (OSError("no number"), StorageError),
-        (ServiceRequestError(), StorageUnavailable),
-        (EndpointConnectionError(), StorageUnavailable),
-        (ValueError("x"), StorageError),
-        (RuntimeError("x"), StorageError),
-    ],
-)
-def test_what_a_client_raised(error: Exception, kind: type[StorageError]) -> None:
-    """Built-in types, errnos and known class names; the unknown is a plain error, never "not found"."""
-    assert class_of_client_error(error) is kind
-
-
-def test_a_chain_that_bites_its_tail() -> None:
-    """Causes that form a ring do not hang the classification."""
-    first, second = RuntimeError("a"), RuntimeError("b")
-    first.__cause__, second.__cause__ = second, first
-    assert class_of_client_error(first) is StorageError
-
-
-def test_odd_statuses_are_ignored() -> None:
-    """A `code` that is no HTTP status, such as a text or an exit code, decides nothing."""
-    for value in ("NoSuchKey", 7, None):
-        error = RuntimeError("x")
-        error.code = value  # type: ignore[attr-defined]  # as clients do
-        assert class_of_client_error(error) is StorageError

@@ -18,6 +18,7 @@ from obstore import exceptions
 from spotsafe.errors import (
     StorageError,
     StorageExists,
+    StorageExpired,
     StorageFull,
     StorageNotFound,
     StorageRefused,
@@ -219,7 +220,7 @@ def test_every_class_of_obstore(name: str) -> None:
         (503, "SlowDown", StorageUnavailable),
         (507, "Odd", StorageFull),
         (400, "Odd", StorageError),
-        (400, "ExpiredToken", StorageRefused),
+        (400, "ExpiredToken", StorageExpired),
         (404, "NoSuchUpload", StorageError),
         (404, "NoSuchBucket", StorageError),
         (416, "InvalidRange", StorageShort),

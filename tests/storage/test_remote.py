@@ -25,7 +25,7 @@ from spotsafe.errors import (
     StorageShort,
     StorageUnavailable,
 )
-from spotsafe.storage import remote
+from spotsafe.storage import clients, remote
 from spotsafe.storage.remote import FsspecStore
 from spotsafe.storage.store import Entry
 from spotsafe.testing.stores import StoreConformance, pattern_bytes, read_all
@@ -126,7 +126,7 @@ def _protocols() -> Iterator[None]:
 @pytest.fixture
 def odd(monkeypatch: pytest.MonkeyPatch) -> FsspecStore:
     """A store whose client can be made to misbehave, with conditional writes."""
-    monkeypatch.setattr(remote, "_EXCLUSIVE", remote._EXCLUSIVE | {"odd"})
+    monkeypatch.setitem(clients._CLIENTS, "odd", clients._MEMORY)
     return FsspecStore(f"odd://{uuid.uuid4().hex}/run")
 
 
@@ -142,7 +142,7 @@ class TestAsync(StoreConformance):
 
     @pytest.fixture
     def store(self, monkeypatch: pytest.MonkeyPatch) -> FsspecStore:
-        monkeypatch.setattr(remote, "_EXCLUSIVE", remote._EXCLUSIVE | {"slow"})
+        monkeypatch.setitem(clients._CLIENTS, "slow", clients._MEMORY)
         return FsspecStore("slow://bucket/run")
 
 
@@ -205,9 +205,9 @@ def test_an_old_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_client_that_does_not_know_create(monkeypatch: pytest.MonkeyPatch) -> None:
     """A known protocol with a client that is too old is treated like one without conditions."""
     old = type("Old", (OddFileSystem,), {"pipe_file": lambda self, path, value, **kwargs: None})
-    assert remote._knows_create(OddFileSystem)
-    assert not remote._knows_create(old)
-    assert remote._knows_create(Slow)
+    assert remote._knows(OddFileSystem, {"mode": "create"})
+    assert not remote._knows(old, {"mode": "create"})
+    assert remote._knows(Slow, {"mode": "create"})
 
 
 # -- the instance
@@ -218,22 +218,22 @@ def test_the_instance_is_private() -> None:
     url = f"memory://{uuid.uuid4().hex}"
     shared = fsspec.filesystem("memory")
     store = FsspecStore(url)
-    assert store._open().fs is not shared
-    assert store._open().fs is store._open().fs
-    assert FsspecStore(url)._open().fs is not store._open().fs
-    assert store._open().fs.storage_options.get("use_listings_cache") is False
+    assert store._connection._opened().fs is not shared
+    assert store._connection._opened().fs is store._connection._opened().fs
+    assert FsspecStore(url)._connection._opened().fs is not store._connection._opened().fs
+    assert store._connection._opened().fs.storage_options.get("use_listings_cache") is False
 
 
 def test_after_a_fork_there_is_a_new_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system does not survive a fork, so each process has its own; its parent's is left alone."""
     store = FsspecStore(f"memory://{uuid.uuid4().hex}")
     store.put("parent", b"x")
-    mine = store._open().fs
+    mine = store._connection._opened().fs
     monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
-    other = store._open().fs
+    other = store._connection._opened().fs
     assert other is not mine
     monkeypatch.undo()
-    assert store._open().fs is mine
+    assert store._connection._opened().fs is mine
 
 
 def test_an_asynchronous_client_has_a_loop_of_its_own() -> None:
@@ -434,7 +434,9 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out(
     """fsspec's own walk skips folders that it cannot list; ours raises."""
     store = FsspecStore(f"{protocol}://{tmp_path}/run")
     store.put("a/b/c", b"x")
-    refuse_below("/a/b", PermissionError(errno.EACCES, "no"))(monkeypatch, type(store._open().fs))
+    refuse_below("/a/b", PermissionError(errno.EACCES, "no"))(
+        monkeypatch, type(store._connection._opened().fs)
+    )
     with pytest.raises(StorageRefused):
         FsspecStore(store.url).list("")
 
@@ -447,7 +449,7 @@ def test_a_folder_that_vanishes_while_it_is_listed(
     store = FsspecStore(f"{protocol}://{tmp_path}/run")
     store.put("a/one", b"x")
     store.put("b/two", b"x")
-    refuse_below("/a", FileNotFoundError("gone"))(monkeypatch, type(store._open().fs))
+    refuse_below("/a", FileNotFoundError("gone"))(monkeypatch, type(store._connection._opened().fs))
     assert FsspecStore(store.url).list("") == [Entry("b/two", 1)]
 
 

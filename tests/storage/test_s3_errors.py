@@ -11,6 +11,7 @@ import pytest
 from spotsafe.errors import (
     StorageError,
     StorageExists,
+    StorageExpired,
     StorageFull,
     StorageNotFound,
     StorageRefused,
@@ -133,7 +134,7 @@ def test_a_wrong_certificate_does_not_pass() -> None:
         ("InvalidRange", 416, StorageShort),
         ("AccessDenied", 403, StorageRefused),
         ("SignatureDoesNotMatch", 403, StorageRefused),
-        ("ExpiredToken", 400, StorageRefused),
+        ("ExpiredToken", 400, StorageExpired),
         ("Odd", 401, StorageRefused),
         ("Odd", 403, StorageRefused),
         ("SlowDown", 503, StorageUnavailable),

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from spotsafe.errors import (
     StorageError,
     StorageExists,
+    StorageExpired,
     StorageFull,
     StorageNotFound,
     StorageRefused,
@@ -57,35 +58,10 @@ _CLASS_OF = {number: kind for kind, numbers in _CLASSES.items() for number in nu
 _ADVICE: dict[type[StorageError], str] = {
     StorageExists: "what is there was left as it is",
     StorageRefused: "check the permissions and who owns it",
+    StorageExpired: "get new ones, then start again",
     StorageFull: "free some space, raise the quota, or keep fewer checkpoints",
     StorageUnavailable: "the store may answer later",
 }
-
-_BUILT_IN: dict[type[StorageError], tuple[type[BaseException], ...]] = {
-    StorageNotFound: (FileNotFoundError, NotADirectoryError, IsADirectoryError),
-    StorageExists: (FileExistsError,),
-    StorageRefused: (PermissionError,),
-    StorageUnavailable: (TimeoutError, ConnectionError),
-}
-
-# Classes of aiohttp, botocore, urllib3, requests and azure-core for "no answer came", and asyncio's timeout,
-# which on Python 3.10 is not the built-in one. Named, not imported: none of the packages has to be installed.
-_NO_ANSWER = frozenset(
-    {
-        "ClientConnectionError",
-        "ClientPayloadError",
-        "ConnectionError",
-        "HTTPClientError",
-        "IncompleteReadError",
-        "ProtocolError",
-        "ServiceRequestError",
-        "ServiceResponseError",
-        "TimeoutError",
-        "TransportError",
-    }
-)
-# Where azure-core, aiohttp and gcsfs keep the status of the server's answer.
-_STATUS_NAMES = ("status_code", "status", "code")
 
 
 def class_of(number: int | None) -> type[StorageError]:
@@ -106,7 +82,8 @@ def storage_error(
         kind: the class to make.
     """
     number = cause.errno if isinstance(cause, OSError) else None
-    reason = os.strerror(number) if number else str(cause) or type(cause).__name__
+    reason = (cause.strerror or os.strerror(number)) if isinstance(cause, OSError) and number else str(cause)
+    reason = reason or type(cause).__name__
     advice = _ADVICE.get(kind)
     error = kind(f"cannot {doing} {where}: {reason}" + (f"; {advice}" if advice else ""), path=path)
     error.errno = number
@@ -134,57 +111,3 @@ def translated(
         kind = class_of(cause.errno)
         kind = missing if kind is StorageNotFound else kind
         raise storage_error(cause, doing=doing, path=path, where=where, kind=kind) from cause
-
-
-def class_of_client_error(error: BaseException) -> type[StorageError]:
-    """The class for what a client library of an object store raised.
-
-    Clients agree on the built-in types only for the common cases. For the rest the server's own answer
-    counts, which hangs somewhere down the chain of causes, and last the name of the client's class. Whatever
-    stays unknown is a plain `StorageError`: it stops, and is never "there is none".
-    """
-    for kind, classes in _BUILT_IN.items():
-        if isinstance(error, classes):
-            return kind
-    status = _http_status(error)
-    if status is not None:
-        return _class_of_status(status)
-    if isinstance(error, OSError) and error.errno is not None:
-        return class_of(error.errno)
-    names = {base.__name__ for link in _causes(error) for base in type(link).__mro__}
-    return StorageUnavailable if names & _NO_ANSWER else StorageError
-
-
-def _class_of_status(status: int) -> type[StorageError]:
-    if status in {404, 410}:
-        return StorageNotFound
-    if status in {409, 412}:
-        return StorageExists
-    if status in {401, 403}:
-        return StorageRefused
-    if status == 507:
-        return StorageFull
-    return StorageUnavailable if status in {408, 425, 429} or status >= 500 else StorageError
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it, innermost last; a chain that bites its own tail ends."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
-
-
-def _http_status(error: BaseException) -> int | None:
-    """The status of the server's answer, where botocore, azure-core, aiohttp or gcsfs keep it."""
-    for link in _causes(error):
-        response = getattr(link, "response", None)
-        if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        else:
-            status = next((getattr(link, name, None) for name in _STATUS_NAMES if hasattr(link, name)), None)
-        if isinstance(status, int) and 100 <= status <= 599:
-            return status
-    return None

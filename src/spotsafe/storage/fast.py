@@ -27,7 +27,8 @@ from spotsafe.errors import (
     StorageUnavailable,
 )
 from spotsafe.storage import s3_transfer as transfer
-from spotsafe.storage.failures import class_of_client_error, storage_error
+from spotsafe.storage.client_failures import class_of_client_error
+from spotsafe.storage.failures import storage_error
 from spotsafe.storage.parts import MEBIBYTE, part_size
 from spotsafe.storage.s3 import S3Store
 from spotsafe.storage.s3_client import CONNECTIONS, Live

@@ -14,56 +14,16 @@ from typing import Any
 from spotsafe.errors import (
     StorageError,
     StorageExists,
+    StorageExpired,
     StorageFull,
-    StorageNotFound,
     StorageRefused,
-    StorageShort,
     StorageUnavailable,
 )
-from spotsafe.storage.failures import class_of_client_error, storage_error
+from spotsafe.storage.client_failures import CLASS_OF_S3_CODE, class_of_client_error
+from spotsafe.storage.failures import storage_error
 
-EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+EXPIRED = frozenset(code for code, kind in CLASS_OF_S3_CODE.items() if kind is StorageExpired)
 """Codes for credentials that were good once; a new client may find newer ones."""
-
-# Codes of the S3 API, and of servers that speak it.
-_BY_CODE: dict[type[StorageError], tuple[str, ...]] = {
-    # HEAD has no body and so no code: botocore then gives the status.
-    StorageNotFound: ("NoSuchKey", "NotFound", "404"),
-    StorageExists: ("PreconditionFailed", "412"),
-    StorageShort: ("InvalidRange", "416"),
-    StorageFull: (
-        "InsufficientStorage",
-        "QuotaExceeded",
-        "XMinioAdminBucketQuotaExceeded",
-        "XMinioStorageFull",
-    ),
-    StorageRefused: (
-        *EXPIRED,
-        "AccessDenied",
-        "InvalidAccessKeyId",
-        "InvalidToken",
-        "RequestTimeTooSkewed",
-        "SignatureDoesNotMatch",
-    ),
-    StorageUnavailable: (
-        "BadDigest",
-        "ConditionalRequestConflict",
-        "IncompleteBody",
-        "InternalError",
-        "OperationAborted",
-        "RequestTimeout",
-        "ServiceUnavailable",
-        "SlowDown",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequests",
-        "XAmzContentChecksumMismatch",
-        "XAmzContentSHA256Mismatch",
-    ),
-    # 404, 405 and 501 that say nothing about the object and do not pass.
-    StorageError: ("MethodNotAllowed", "NoSuchBucket", "NoSuchUpload", "NotImplemented"),
-}
-_CLASS_OF_CODE = {code: kind for kind, codes in _BY_CODE.items() for code in codes}
 
 _REFUSED = frozenset(
     {
@@ -111,8 +71,8 @@ def class_of_s3_error(error: BaseException) -> type[StorageError]:
 
 def class_of_answer(code: str, status: int) -> type[StorageError]:
     """The class for what a server of S3 answered: its code if it is a known one, else the status."""
-    if code in _CLASS_OF_CODE:
-        return _CLASS_OF_CODE[code]
+    if code in CLASS_OF_S3_CODE:
+        return CLASS_OF_S3_CODE[code]
     if status in {401, 403}:
         return StorageRefused
     if status == 412:
