@@ -545,3 +545,21 @@ def test_a_dataclass_field_that_is_not_set_is_named() -> None:
     point = object.__new__(make_dataclass("Unset", ["value"], slots=True))
     with pytest.raises(UnsupportedState, match="field value is not set"):
         typed.encode(point, path="x")
+
+
+def test_several_nan_in_one_dict_or_set() -> None:
+    """NaN differs from itself, so a dict may hold it many times; each comes back as a key of its own."""
+    keys = {float("nan"): 1, float("nan"): 2, math.inf: 3}
+    back = typed.decode(typed.encode(keys, path="x"))
+    assert list(back.values()) == [1, 2, 3]
+    assert sum(math.isnan(key) for key in back) == 2
+    assert len(typed.decode(typed.encode({float("nan"), float("nan")}, path="x"))) == 2
+
+
+@pytest.mark.parametrize("name", ["keys", "__class__", "$", "two words"])
+def test_attributes_that_could_not_be_set_again_are_refused(name: str) -> None:
+    """An OrderedDict's attribute that hides what the class has is told at the save, not found at the load."""
+    value: OrderedDict[str, int] = OrderedDict()
+    vars(value)[name] = 1
+    with pytest.raises(UnsupportedState, match="has an attribute"):
+        typed.encode(value, path="x")

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from spotsafe.checkpoint.dtypes import DTYPES
 from spotsafe.errors import StateMismatch, UnsupportedState
 from spotsafe.tensors import kinds
 from spotsafe.tensors.tree import SavedState
 from spotsafe.testing.states import through_checkpoint
 from spotsafe.tracking import Tracker
+from tests.tensors.same import differences
 
 
 class Counter:
@@ -303,3 +305,64 @@ def test_grad_scalers() -> None:
     tracked(disabled).restore(save(disabled))
     with pytest.raises(StateMismatch, match="x refused its saved state"):
         tracked(other).restore(save(disabled))
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if hasattr(torch, name)])
+@pytest.mark.filterwarnings("ignore:.*ComplexHalf")
+def test_tensors_of_every_dtype_are_restored_in_place(name: str) -> None:
+    """Also those that torch itself cannot copy, and whatever their strides are."""
+    raw = torch.arange(256, dtype=torch.uint8)
+    raw = raw % 2 if name == "bool" else raw
+    one, other = (data.view(getattr(torch, name)).reshape(4, -1).t() for data in (raw, torch.zeros_like(raw)))
+    tracked(other).restore(save(one))
+    assert list(differences(one, other)) == []
+    assert other.stride() == one.stride()
+
+
+@pytest.mark.filterwarnings("ignore:.*beta state")
+@pytest.mark.parametrize("values", [0, 2, 9])
+def test_sparse_tensors_are_restored_in_place(values: int) -> None:
+    """The live tensor need not have as many values as the saved one."""
+    dense, present = torch.zeros(3, 3), torch.eye(3)
+    dense.view(-1)[:values] = 2.5
+    for kind in ("sparse", "sparse_csr", "sparse_csc"):
+        one, other = (getattr(matrix, f"to_{kind}")() for matrix in (dense, present))
+        tracked(other).restore(save(one))
+        assert list(differences(one, other)) == []
+
+
+def test_structured_arrays_are_restored_in_place() -> None:
+    """A tracked record array keeps its memory; one of another structure does not fit."""
+    dtype = np.dtype([("id", "<u2"), ("at", ">f8", (2,)), ("tag", "S3")], align=True)
+    one, other = np.zeros(3, dtype), np.zeros(3, dtype)
+    one["at"], one["tag"] = [1, np.nan], b"ab"
+    memory = other.ctypes.data
+    tracked(other).restore(save(one))
+    assert other.tobytes() == one.tobytes()
+    assert other.ctypes.data == memory
+    with pytest.raises(StateMismatch, match="program has"):
+        tracked(np.zeros(3, [("id", "<u2")])).restore(save(one))
+
+
+def test_state_that_holds_itself_is_refused() -> None:
+    """Containers of state are neither cyclic nor endlessly deep: told at once, with the place."""
+    cyclic: dict[str, Any] = {"counter": Counter()}
+    cyclic["again"] = cyclic
+    deep: Any = Counter()
+    for _ in range(40):
+        deep = [deep]
+    for value in (cyclic, deep):
+        with pytest.raises(UnsupportedState, match="more than 32"):
+            tracked(value)
+    shallow: Any = Counter([1])
+    other: Any = Counter()
+    for _ in range(32):
+        shallow, other = [shallow], [other]
+    tracked(other).restore(save(shallow))
+
+
+@pytest.mark.parametrize("key", ["\ud800", 1 << 63, (1, 2), None, True])
+def test_keys_of_state_that_no_index_can_hold(key: Any) -> None:
+    """Told when the object is tracked, not when the save is written."""
+    with pytest.raises(UnsupportedState, match="has a key"):
+        tracked({key: Counter()})

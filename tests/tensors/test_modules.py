@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel
 
+from spotsafe.checkpoint.dtypes import DTYPES
 from spotsafe.errors import StateMismatch, UnsupportedState
 from spotsafe.tensors.modules import ModuleNames, customised, named_parameters
 from spotsafe.tensors.tree import SavedState, spec_of
 from spotsafe.testing.states import through_checkpoint
 from spotsafe.tracking import Tracker
+from tests.tensors.look_alikes import Linear4, Packed, Scaled
+from tests.tensors.same import differences
+from tests.tensors.state_trees import Level
 
 
 class Net(nn.Module):
@@ -488,3 +494,136 @@ def test_sparse_buffers() -> None:
     other = Graph(1.0)
     load(other, save(Graph(3.0)))
     assert other.edges.to_dense().tolist() == [[0, 3], [3, 0]]
+
+
+@pytest.mark.filterwarnings("ignore:.*beta state")
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
+@pytest.mark.parametrize("saved", [0, 5])
+def test_compressed_sparse_buffers_of_any_number_of_values(layout: str, saved: int) -> None:
+    """torch copies such a tensor only onto one with as many values; here it need not have as many."""
+
+    def holder(dense: torch.Tensor) -> nn.Module:
+        made = nn.Module()
+        block = {"csr": (), "csc": ()}.get(layout, ((2, 2),))
+        made.register_buffer("edges", getattr(dense, f"to_sparse_{layout}")(*block))
+        return made
+
+    dense = torch.zeros(4, 4)
+    dense.view(-1)[:saved] = torch.arange(1.0, saved + 1)
+    for present in (torch.zeros(4, 4), torch.ones(4, 4)):
+        other = holder(present)
+        buffer = other.edges
+        load(other, save(holder(dense)))
+        assert other.edges is buffer
+        assert list(differences(holder(dense).edges, other.edges)) == []
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+@pytest.mark.filterwarnings("ignore:.*ComplexHalf")
+def test_every_dtype_is_restored_in_place(buffer: bool) -> None:
+    """Parameters and buffers of all dtypes, contiguous or not, also of those that torch itself cannot copy."""
+
+    def holder(seed: int) -> nn.Module:
+        made = nn.Module()
+        raw = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, 256, dtype=np.uint8))
+        for name in DTYPES:
+            dtype = getattr(torch, name, None)
+            if dtype is None:
+                continue
+            flat = (raw % 2 if name == "bool" else raw).clone().view(dtype)
+            for key, value in {f"flat_{name}": flat, f"t_{name}": flat.reshape(-1, 4).t()}.items():
+                if buffer:
+                    made.register_buffer(key, value)
+                else:
+                    made.register_parameter(key, nn.Parameter(value, requires_grad=False))
+        return made
+
+    one, other = holder(1), holder(2)
+    places = {key: value.data_ptr() for key, value in other.state_dict().items()}
+    load(other, save(one))
+    for key, value in other.state_dict().items():
+        assert list(differences(one.state_dict()[key], value)) == [], key
+        assert value.data_ptr() == places[key], key
+        assert value.stride() == one.state_dict()[key].stride(), key
+
+
+def test_a_wrapper_subclass_as_a_parameter() -> None:
+    """Its inner tensors are restored into those of the live one; tied ones are stored once."""
+
+    def holder(value: int) -> nn.Module:
+        made = nn.Module()
+        inner = Scaled(torch.tensor([value, -1], dtype=torch.int8), torch.tensor(value / 2), "m")
+        made.one = made.two = nn.Parameter(inner, requires_grad=False)
+        return made
+
+    other = holder(3)
+    saved = save(holder(5))
+    assert sorted(saved.tensors) == ["m.one.scale", "m.one.values"]
+    load(other, saved)
+    assert other.one.values.tolist() == [5, -1]
+    assert other.one.scale.item() == 2.5
+    assert other.one is other.two
+
+
+def test_weights_packed_with_their_quantisation_state() -> None:
+    """A module that writes more than its parameters into its state gets all of it back, byte for byte."""
+    one, other = nn.Sequential(Linear4(1), Linear4(2)), nn.Sequential(Linear4(3), Linear4(4))
+    load(other, save(one))
+    for mine, theirs in zip(one, other, strict=True):
+        assert type(theirs.weight) is Packed
+        assert torch.equal(mine.weight.data, theirs.weight.data)
+        assert torch.equal(mine.weight.state.absmax, theirs.weight.state.absmax)
+        assert (mine.weight.state.kind, mine.weight.state.shape) == ("nf4", theirs.weight.state.shape)
+
+
+def test_an_enum_in_the_extra_state() -> None:
+    """The live extra state lends its classes."""
+    one, other = Extra(Level.HIGH), Extra(Level.LOW)
+    load(other, save(one))
+    assert other.extra is Level.HIGH
+
+
+def test_scripted_modules() -> None:
+    """A scripted module is a module, alone and inside another."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates scripting
+        one, other = (nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(1, 1)) for _ in range(2))
+    load(other, save(one))
+    assert equal(one, other)
+
+
+def test_lists_and_dicts_of_parameters() -> None:
+    """ParameterList and ParameterDict, with keys that only differ by case or look like something else."""
+
+    def holder(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        made = nn.Module()
+        made.listed = nn.ParameterList([torch.rand(2), torch.rand(3)])
+        keys = ("a", "A", "a b", "%2F", "/", "\0", "__metadata__", "\u00e9", "x" * 300, "$")
+        made.named = nn.ParameterDict({key: torch.rand(1) for key in keys})
+        return made
+
+    one, other = holder(1), holder(2)
+    load(other, save(one))
+    assert equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "make", [nn.utils.weight_norm, nn.utils.spectral_norm, nn.utils.parametrizations.orthogonal]
+)
+def test_weights_that_are_computed(make: Any) -> None:
+    """Old and new ways to compute a weight from parameters keep those, and compute the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates the first of them
+        one, other = (make(nn.Linear(3, 3)) for _ in range(2))
+    x = torch.rand(2, 3)
+    one(x)
+    load(other, save(one))
+    assert equal(one, other)
+    assert torch.equal(one.eval()(x), other.eval()(x))
+
+
+def test_a_name_that_is_no_text_is_told_at_once() -> None:
+    """Half of a surrogate pair can be in no JSON, so it is refused while the program can see it."""
+    with pytest.raises(UnsupportedState, match="no text"):
+        save(nn.ParameterDict({"\ud800": torch.ones(1)}))

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, swa_utils
 
 from spotsafe.errors import StateMismatch, UntrackedParameters
 from spotsafe.tensors.tree import SavedState, dtype_name
 from spotsafe.testing.states import through_checkpoint
 from spotsafe.tracking import Tracker
+from tests.tensors.look_alikes import QuantisedAdam
+from tests.tensors.same import differences
 
 Make = Callable[[list[nn.Parameter]], Any]
 
@@ -136,6 +138,14 @@ if hasattr(torch.optim, "Muon"):
     OPTIMIZERS["Muon"] = lambda p: torch.optim.Muon([one for one in p if one.ndim == 2], lr=0.01)
 
 
+def test_no_optimizer_of_torch_is_left_out() -> None:
+    """A new one makes this fail, so that somebody adds it here."""
+    tried = {name.split()[0] for name in OPTIMIZERS} | {"SparseAdam"}
+    kinds = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+    known = {kind.__name__ for kind in kinds if issubclass(kind, torch.optim.Optimizer)} - {"Optimizer"}
+    assert known <= tried
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_a_resume_is_never_having_stopped(name: str, steps: int) -> None:
@@ -163,6 +173,17 @@ def test_bf16_models(name: str) -> None:
     assert_same(whole, after)
 
 
+class Decay:
+    """A schedule that is an object: its attributes are state."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.calls = rate, 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return self.rate ** (step + self.calls)
+
+
 SCHEDULERS: dict[str, Any] = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
     "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.95),
@@ -183,10 +204,24 @@ SCHEDULERS: dict[str, Any] = {
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.CosineAnnealingLR(o, 8)], milestones=[3]
     ),
+    "SWALR": lambda o: swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=6),
+    "LambdaLR callable": lambda o: lr_scheduler.LambdaLR(o, Decay(0.9)),
+    "MultiplicativeLR callable": lambda o: lr_scheduler.MultiplicativeLR(o, Decay(0.9)),
+    "CyclicLR callable": lambda o: lr_scheduler.CyclicLR(
+        o, 0.001, 0.1, step_size_up=3, cycle_momentum=False, scale_fn=Decay(0.9)
+    ),
+    "CyclicLR momentum": lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.1, step_size_up=3),
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
         [lr_scheduler.ConstantLR(o, total_iters=4), lr_scheduler.ExponentialLR(o, 0.9)]
     ),
 }
+
+
+def test_no_scheduler_of_torch_is_left_out() -> None:
+    """A new one makes this fail, so that somebody adds it here."""
+    kinds = [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type)]
+    known = {kind.__name__ for kind in kinds if issubclass(kind, lr_scheduler.LRScheduler)}
+    assert known - {"LRScheduler", "_LRScheduler"} <= {name.split()[0] for name in SCHEDULERS}
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -660,3 +695,91 @@ def test_saving_changes_nothing() -> None:
     untouched = copy.deepcopy(saving.optimizer.state_dict())
     saving.save()
     assert flat(untouched) == flat(saving.optimizer.state_dict())
+
+
+def test_int_keys_of_a_schedule_stay_int() -> None:
+    """MultiStepLR counts its milestones in a Counter of ints; as text they would never be reached."""
+    program = Program(OPTIMIZERS["SGD"], seed=1, schedule=SCHEDULERS["MultiStepLR"])
+    after = Program(OPTIMIZERS["SGD"], seed=2, schedule=lambda o: lr_scheduler.MultiStepLR(o, [7]))
+    after.load(program.save())
+    assert list(after.scheduler.milestones.items()) == [(2, 1), (4, 1)]
+    assert {type(key) for key in after.scheduler.milestones} == {int}
+
+
+def test_sparse_adam() -> None:
+    """Moments of a sparse embedding go on bit for bit."""
+
+    def make(seed: int) -> tuple[nn.Embedding, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        embedding = nn.Embedding(6, 3, sparse=True)
+        return embedding, torch.optim.SparseAdam(embedding.parameters(), lr=0.1)
+
+    def train(embedding: nn.Embedding, optimizer: torch.optim.Optimizer, step: int) -> None:
+        optimizer.zero_grad()
+        embedding(torch.tensor([step % 6, 2])).square().sum().backward()
+        optimizer.step()
+
+    one, other = make(1), make(2)
+    for step in range(3):
+        train(*one, step)
+    saved = through_checkpoint(tracked(model=one[0], optimizer=one[1]).capture())
+    tracked(model=other[0], optimizer=other[1]).restore(saved)
+    for step in range(3, 6):
+        train(*one, step)
+        train(*other, step)
+    assert flat(one[1].state_dict()) == flat(other[1].state_dict())
+    assert torch.equal(one[0].weight, other[0].weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_quantised_moments(dtype: torch.dtype, fresh: bool) -> None:
+    """Wrapper subclasses and 4-bit codes as state of an optimizer, which torch would try to cast, come back."""
+
+    def make(seed: int, steps: int) -> tuple[nn.Linear, QuantisedAdam]:
+        torch.manual_seed(seed)
+        model = nn.Linear(3, 2).to(dtype)
+        optimizer = QuantisedAdam(model.parameters())
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3, dtype=dtype)).square().sum().backward()
+            optimizer.step()
+        return model, optimizer
+
+    one, other = make(1, 3), make(2, 0 if fresh else 1)
+    saved = through_checkpoint(tracked(model=one[0], optimizer=one[1]).capture())
+    tracked(model=other[0], optimizer=other[1]).restore(saved)
+    for mine, theirs in zip(one[0].parameters(), other[0].parameters(), strict=True):
+        assert list(differences(one[1].state[mine], other[1].state[theirs])) == []
+
+
+def test_a_layer_that_is_unfrozen_gets_a_group_and_goes_on() -> None:
+    """A group that was added in the middle of training is there again if the program adds it again."""
+
+    def make(seed: int) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+        model[0].requires_grad_(False)
+        return model, torch.optim.AdamW(model[1].parameters(), lr=0.1)
+
+    def unfreeze(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+        model[0].requires_grad_(True)
+        optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
+
+    def train(model: nn.Sequential, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+
+    one, other = make(1), make(2)
+    train(*one, 2)
+    unfreeze(*one)
+    train(*one, 2)
+    unfreeze(*other)
+    saved = through_checkpoint(tracked(model=one[0], optimizer=one[1]).capture())
+    tracked(model=other[0], optimizer=other[1]).restore(saved)
+    train(*one, 2)
+    train(*other, 2)
+    assert flat(one[1].state_dict()) == flat(other[1].state_dict())
+    assert flat(dict(one[0].state_dict())) == flat(dict(other[0].state_dict()))

@@ -19,7 +19,15 @@ from typing import Any
 
 from spotsafe.checkpoint import typed_decode, typed_encode
 from spotsafe.checkpoint.typed_scalars import TAG
-from spotsafe.checkpoint.typed_values import MAX_DEPTH, MAX_VALUES, MISSING, TensorRef, Unbound, tensor_names
+from spotsafe.checkpoint.typed_values import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    MISSING,
+    TensorRef,
+    Unbound,
+    class_id,
+    tensor_names,
+)
 
 
 def _no_leaf(_value: object, _path: str) -> None:
@@ -86,6 +94,7 @@ __all__ = [
     "TAG",
     "TensorRef",
     "Unbound",
+    "class_id",
     "decode",
     "encode",
     "tensor_names",

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from spotsafe.checkpoint.typed_scalars import DECODERS, TAG, member
-from spotsafe.checkpoint.typed_values import MAX_DEPTH, MISSING, Unbound, class_name, key_text
+from spotsafe.checkpoint.typed_values import MAX_DEPTH, MISSING, Unbound, class_name, is_attribute, key_text
 from spotsafe.errors import DamagedCheckpoint, StateMismatch, UnsupportedFormat
 
 Leaf = Callable[[Mapping[str, Any], object, str], object]
@@ -153,7 +153,7 @@ class Decoder:
         attributes = member(node, "attributes", dict) if "attributes" in node else {}
         present = vars(live) if isinstance(live, OrderedDict) else {}
         for name, value in attributes.items():
-            if not name.isidentifier() or hasattr(OrderedDict, name):
+            if not is_attribute(name):
                 raise ValueError(f"an ordered_dict with an attribute {name[:40]!r}")
             setattr(result, name, self._at(f".{name}", value, present.get(name, MISSING)))
         return result

@@ -13,7 +13,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from spotsafe.checkpoint.typed_scalars import ENCODERS, TAG, encode_int, encode_numpy, encode_str, is_text
-from spotsafe.checkpoint.typed_values import MAX_DEPTH, MAX_VALUES, TensorRef, class_id, class_name, key_text
+from spotsafe.checkpoint.typed_values import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    TensorRef,
+    class_id,
+    class_name,
+    is_attribute,
+    key_text,
+)
 from spotsafe.errors import UnsupportedState
 
 Leaf = Callable[[object, str], Any]
@@ -131,6 +139,9 @@ class Encoder:
         """Pairs, and the instance's attributes: a module's state dict has ``_metadata``."""
         node: dict[str, Any] = {TAG: "ordered_dict", "items": self._pairs(value)}
         attributes = vars(value)
+        for name in attributes:
+            if not is_attribute(name):
+                self._refuse(f"has an attribute {name!r}, which cannot be saved. Rename it.")
         if attributes:
             node["attributes"] = {name: self._at(f".{name}", item) for name, item in attributes.items()}
         return node

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
@@ -28,7 +28,7 @@ _HEX_INT = re.compile(r"-?0x[0-9a-f]+")
 _HEX_UUID = re.compile(r"[0-9a-f]{32}")
 _UNIT = r"(\[[1-9]?\d{0,8}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
 _NUMPY = re.compile(rf"\|b1|\|[iu]1|<[iu][248]|<f[248]|<c(8|16)|<[mM]8{_UNIT}")
-_NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_NONFINITE = ("nan", "inf", "-inf")
 
 
 def member(node: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -79,10 +79,11 @@ def encode_float(value: float) -> Any:
 def _decode_float(node: Any) -> float:
     if type(node) is float:
         return node
-    return _NONFINITE[_one_of(member(_tagged(node, "float"), "value", str), _NONFINITE)]
+    # Each NaN an object of its own: a dict or a set may hold several, which differ by identity alone.
+    return float(_one_of(member(_tagged(node, "float"), "value", str), _NONFINITE))
 
 
-def _one_of(text: str, allowed: Mapping[str, Any]) -> str:
+def _one_of(text: str, allowed: Container[str]) -> str:
     if text not in allowed:
         raise ValueError(f"unknown value {text[:20]!r}")
     return text

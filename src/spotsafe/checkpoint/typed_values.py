@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -53,6 +54,11 @@ def class_name(value: object) -> str:
 def class_id(value: object) -> str:
     """What a file says of a value's class: ``module:qualified name``."""
     return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def is_attribute(name: str) -> bool:
+    """Whether an OrderedDict may carry an attribute of this name: none that hides what its class has."""
+    return name.isidentifier() and not hasattr(OrderedDict, name)
 
 
 def key_text(key: object) -> str:

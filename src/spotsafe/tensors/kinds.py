@@ -14,11 +14,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from spotsafe.checkpoint.typed_scalars import is_text
+from spotsafe.checkpoint.typed_values import key_text
 from spotsafe.errors import UnsupportedState
 from spotsafe.tensors import generators, modules, optimizers, simple
 from spotsafe.tensors.context import Capturing, Restoring
 from spotsafe.tensors.optimizers import is_optimizer
 from spotsafe.tensors.tree import Json, overlaps_itself
+
+MAX_DEPTH = 32
+"""Tracked dicts and lists inside each other; each takes three levels of JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +89,8 @@ _GENERATORS: Mapping[type, Kind] = {
 }
 
 
-def kind_of(obj: Any, path: str) -> Kind:
-    """How an object is saved and restored.
+def kind_of(obj: Any, path: str, *, depth: int = 0) -> Kind:
+    """How an object is saved and restored; `depth` counts the dicts and lists around it.
 
     Raises:
         UnsupportedState: it is no state; says what to do instead.
@@ -95,8 +100,14 @@ def kind_of(obj: Any, path: str) -> Kind:
     if kind is None or problem:
         raise UnsupportedState(f"{path} {problem}", path=path)
     if kind in {_DICT, _LIST}:
+        if depth >= MAX_DEPTH:
+            raise UnsupportedState(
+                f"{path[:200]} lies in more than {MAX_DEPTH} dicts and lists of state (or in itself); "
+                "track what is in them by names",
+                path=path,
+            )
         for _, inner, at in _members(obj, path):
-            kind_of(inner, at)
+            kind_of(inner, at, depth=depth + 1)
     return kind
 
 
@@ -156,9 +167,10 @@ def _why_not(obj: Any) -> str:
 def _members(obj: Any, path: str) -> Iterator[tuple[str | int, Any, str]]:
     pairs = obj.items() if isinstance(obj, dict) else enumerate(obj)
     for key, inner in pairs:
-        if type(key) not in {str, int}:
+        if not (type(key) is int and abs(key) < 1 << 63) and not (type(key) is str and is_text(key)):
             raise UnsupportedState(
-                f"{path} has a key {key!r}; keys of state must be text or whole numbers", path=path
+                f"{path} has a key {key_text(key)[:80]}; keys of state must be text or whole numbers",
+                path=path,
             )
         yield key, inner, _at(path, key)
 

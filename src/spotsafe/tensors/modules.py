@@ -12,12 +12,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spotsafe.checkpoint import typed
+from spotsafe.checkpoint.typed_scalars import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState
 from spotsafe.tensors.context import Capturing, Restoring, describe, tensor_problems
-from spotsafe.tensors.tree import Json, overlaps_itself
+from spotsafe.tensors.inplace import spread_buffers, write_unusual
+from spotsafe.tensors.tree import Json, is_wrapper
 
 _WRAPPERS = (
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
@@ -159,8 +161,8 @@ def _is_version(value: object) -> bool:
 
 def _state_dict(module: nn.Module, path: str) -> Mapping[str, Any]:
     state: object = module.state_dict()
-    if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
-        raise UnsupportedState(f"{path}: its state_dict() is no dict with text keys", path=path)
+    if not isinstance(state, Mapping) or not all(isinstance(key, str) and is_text(key) for key in state):
+        raise UnsupportedState(f"{path}: its state_dict() is no dict whose keys are text", path=path)
     return state
 
 
@@ -191,36 +193,42 @@ def restore_module(module: nn.Module, saved: Json, path: str, restoring: Restori
         StateMismatch: the module refuses it.
     """
     names = ModuleNames(module)
-    live = {names.canonical(key): key for key in _state_dict(module, path)}
+    live = {names.canonical(key): (key, value) for key, value in _state_dict(module, path).items()}
     own = any(customised(part) for part in module.modules())
     state: OrderedDict[str, Any] = OrderedDict()
     for name, node in saved["state"].items():
         if name not in live and not restoring.strict and not names.loads_its_own_way(name):
             restoring.skip(f"{path}.{name}: in the checkpoint, not in the program")
             continue
-        state[live.get(name) or names.raw(name)] = _value(node, own or name.endswith(_EXTRA), restoring)
+        key, present = live[name] if name in live else (names.raw(name), typed.MISSING)
+        whole = own or name.endswith(_EXTRA)
+        state[key] = _value(node, present, f"{path}.{name}", restoring, whole=whole)
     for name in live.keys() - saved["state"].keys():
         restoring.skip(f"{path}.{name}: in the program, not in the checkpoint")
     setattr(state, "_metadata", _versions(module, names, saved, restoring))  # noqa: B010 - where torch looks for it
-    _spread_buffers(module, state)
-    _load(module, state, path, strict=restoring.strict)
+    spread_buffers(module, state)
+    _load(module, state, path, strict=restoring.strict, own=own)
     _compare_frozen(module, saved, path, restoring)
 
 
-def _value(node: Json, own: bool, restoring: Restoring) -> Any:
+def _value(node: Json, live: object, path: str, restoring: Restoring, *, whole: bool) -> Any:
     """What is handed to `load_state_dict`. torch's own loading only copies from it, so no copy is made before."""
-    if isinstance(node, Mapping) and node.get("$") == "tensor" and not own:
+    if isinstance(node, Mapping) and node.get("$") == "tensor" and not whole:
         return restoring.source.view(node["name"])
-    return restoring.source.decode(node)
+    # Of a plain tensor nothing is needed but the values; its class may be one that only its module can make.
+    present = typed.MISSING if isinstance(live, Tensor) and not is_wrapper(live) else live
+    return restoring.source.decode(node, present, path=path)
 
 
-def _load(module: nn.Module, state: Mapping[str, Any], path: str, *, strict: bool) -> None:
+def _load(module: nn.Module, state: OrderedDict[str, Any], path: str, *, strict: bool, own: bool) -> None:
     try:
+        if not own:
+            write_unusual(module, state)
         if strict:
             module.load_state_dict(state)
         else:
             module.load_state_dict(state, strict=False)
-    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise StateMismatch(
             f"{path} refused its saved state: {error}", problems=[f"{path}: {error}"]
         ) from error
@@ -232,14 +240,6 @@ def _versions(
     versions = restoring.source.decode(saved["metadata"])
     parts = [(part, names.module(part)) for part, _ in module.named_modules(remove_duplicate=False)]
     return OrderedDict((part, versions[name]) for part, name in parts if name in versions)
-
-
-def _spread_buffers(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give expanded buffers memory for each of their elements: torch cannot load into them otherwise."""
-    for full, buffer in module.named_buffers(remove_duplicate=False):
-        if full in state and overlaps_itself(buffer):
-            prefix, _, name = full.rpartition(".")
-            setattr(module.get_submodule(prefix), name, buffer.clone(memory_format=torch.contiguous_format))
 
 
 def _compare_frozen(module: nn.Module, saved: Json, path: str, restoring: Restoring) -> None:
@@ -256,7 +256,8 @@ def _compare_frozen(module: nn.Module, saved: Json, path: str, restoring: Restor
 
 def _child(module: nn.Module | None, name: str) -> nn.Module | None:
     # Registered children only: `getattr` would run properties.
-    return None if module is None else module._modules.get(name)  # noqa: SLF001 - torch has no public way to them
+    children = {} if module is None else module._modules  # noqa: SLF001 - torch has no public way to them
+    return children[name] if name in children else None  # noqa: SIM401 - a scripted module's have no `get`
 
 
 def customised(module: nn.Module) -> bool:

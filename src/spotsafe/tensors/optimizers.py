@@ -19,7 +19,8 @@ from spotsafe.checkpoint import typed
 from spotsafe.errors import StateMismatch, UntrackedParameters
 from spotsafe.tensors.context import Capturing, Restoring
 from spotsafe.tensors.groups import match_groups
-from spotsafe.tensors.tree import Json
+from spotsafe.tensors.inplace import has_casts
+from spotsafe.tensors.tree import Json, is_wrapper
 
 _BY_NAME, _BY_POSITION = "by name", "by position"
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
@@ -170,19 +171,21 @@ def restore_optimizer(optimizer: Any, saved: Json, path: str, restoring: Restori
         return
     if saved["form"] == _BY_POSITION:
         live = optimizer.state_dict()
-        _load(optimizer, restoring.source.decode(saved["state"], live), path)
+        _load(optimizer, restoring.source.decode(saved["state"], live, path=path), path)
         return
     source = restoring.source.on_cpu()
-    state = source.decode(saved["extra"])
+    state = source.decode(saved["extra"], path=path)
     state["param_groups"] = _groups(optimizer, saved, path, restoring)
     states = {restoring.aliases.get(name, name): node for name, node in saved["state"]}
     parameters = list(parameters_of(optimizer))
     exact: list[tuple[torch.Tensor, Any]] = []
-    state["state"] = dict(source.decode(saved["shared"]))
+    state["state"] = dict(source.decode(saved["shared"], path=f"{path}.state"))
     for position, parameter in enumerate(parameters):
-        node = states.pop(restoring.names[id(parameter)], None)
+        name = restoring.names[id(parameter)]
+        node = states.pop(name, None)
         if node is not None:
-            value = source.decode(node, optimizer.state.get(parameter, typed.MISSING))
+            present = optimizer.state.get(parameter, typed.MISSING)
+            value = source.decode(node, present, path=f"{path}.{name}")
             exact.append((parameter, value))
             state["state"][position] = _shield(value) if _loads_as_torch(optimizer) else _containers(value)
     for name in states:
@@ -203,12 +206,19 @@ def _groups(optimizer: Any, saved: Json, path: str, restoring: Restoring) -> lis
         options = {key: value for key, value in live.items() if key not in {"params", "param_names"}}
         if found is not None:
             flags = {key: live[key] for key in _IMPLEMENTATION if key in live}
-            options = {**restoring.source.decode(saved["groups"][found], options), **flags}
+            options = {**_options(saved, found, options, path, restoring), **flags}
             options.pop("param_names", None)  # of the saved order; torch keeps the live ones
         count = len(live["params"])
         groups.append({**options, "params": list(range(position, position + count))})
         position += count
     return groups
+
+
+def _options(saved: Json, at: int, live: object, path: str, restoring: Restoring) -> dict[str, Any]:
+    options: dict[str, Any] = restoring.source.decode(
+        saved["groups"][at], live, path=f"{path}.param_groups[{at}]"
+    )
+    return options
 
 
 def restore_group_options(optimizer: Any, saved: Json, path: str, restoring: Restoring) -> None:
@@ -244,9 +254,10 @@ class _Shielded:
 def _shield(value: Any) -> Any:
     if type(value) in {dict, list, tuple}:
         return _containers(value, _shield)
-    if isinstance(value, torch.Tensor) or not isinstance(value, Iterable):
-        return value
-    return _Shielded(value)
+    if isinstance(value, torch.Tensor):
+        # torch casts to the parameter's dtype, which these may not be able to.
+        return _Shielded(value) if is_wrapper(value) or not has_casts(value.dtype) else value
+    return _Shielded(value) if isinstance(value, Iterable) else value
 
 
 def _containers(value: Any, each: Callable[[Any], Any] | None = None) -> Any:
@@ -272,7 +283,7 @@ def _put_back(optimizer: Any, parameter: torch.Tensor, saved: Any, on_host: froz
 def _exact(live: Any, saved: Any, device: torch.device) -> Any:
     """`live` with whatever loading changed in dtype, device or kind as it was saved."""
     if isinstance(live, _Shielded):
-        return live.value
+        return live.value.to(device) if isinstance(live.value, torch.Tensor) else live.value
     if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
         same = live.dtype == saved.dtype and live.device == device
         return live if same or live.shape != saved.shape else saved.to(device)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spotsafe.checkpoint.typed_scalars import is_text
 from spotsafe.errors import UnsupportedState
 from spotsafe.tensors import kinds
 from spotsafe.tensors.context import Capturing
@@ -40,6 +41,10 @@ def find_names(objects: Mapping[str, Any]) -> Names:
     for tracked, obj in objects.items():
         for name, parameter in kinds.parameters(obj, tracked):
             names.aliases[name] = names.of.setdefault(id(parameter), name)
+            if not is_text(name):
+                raise UnsupportedState(
+                    f"a parameter is called {name!r}, which is no text; rename it", path=name
+                )
             if holders.setdefault(name, id(parameter)) != id(parameter):
                 raise UnsupportedState(
                     f"two parameters are called {name}; track one object under another name"

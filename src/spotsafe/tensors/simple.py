@@ -15,7 +15,9 @@ import torch
 
 from spotsafe.checkpoint import typed
 from spotsafe.errors import StateMismatch
-from spotsafe.tensors.context import Capturing, Restoring, tensor_problems
+from spotsafe.tensors.arrays import dtype_node
+from spotsafe.tensors.context import Capturing, Restoring, describe, tensor_problems
+from spotsafe.tensors.inplace import copy_into
 from spotsafe.tensors.tree import Json
 
 
@@ -38,8 +40,12 @@ def problems_of_tensor(obj: torch.Tensor, saved: Json, path: str, restoring: Res
 
 def restore_tensor(obj: torch.Tensor, saved: Json, path: str, restoring: Restoring) -> None:
     """Copy into the tensor."""
-    with torch.no_grad():
-        obj.copy_(restoring.source.decode(saved["value"], obj.detach()))
+    value = restoring.source.decode(saved["value"], obj.detach(), path=path)
+    try:
+        copy_into(obj, value)
+    except RuntimeError as error:
+        problem = f"{path}: torch cannot restore {describe(obj)} in place: {error}"
+        raise StateMismatch(problem, problems=[problem]) from error
     if obj.requires_grad is not saved["requires_grad"]:
         was, now = saved["requires_grad"], obj.requires_grad
         restoring.warn(f"{path} was saved with requires_grad={was}, and has requires_grad={now} now")
@@ -52,13 +58,13 @@ def capture_array(obj: np.ndarray[Any, Any], path: str, capturing: Capturing) ->
 
 def problems_of_array(obj: np.ndarray[Any, Any], saved: Json, path: str, _restoring: Restoring) -> list[str]:
     """Dtype and shape."""
-    was, now = (saved["value"]["dtype"], saved["value"]["shape"]), (obj.dtype.str, list(obj.shape))
+    was, now = (saved["value"]["dtype"], saved["value"]["shape"]), (dtype_node(obj.dtype), list(obj.shape))
     return [] if was == now else [f"{path}: saved array {was[0]} {was[1]}, program has {now[0]} {now[1]}"]
 
 
-def restore_array(obj: np.ndarray[Any, Any], saved: Json, _path: str, restoring: Restoring) -> None:
+def restore_array(obj: np.ndarray[Any, Any], saved: Json, path: str, restoring: Restoring) -> None:
     """Copy into the array."""
-    obj[...] = restoring.source.decode(saved["value"])
+    obj[...] = restoring.source.decode(saved["value"], path=path)
 
 
 def capture_stateful(obj: Any, path: str, capturing: Capturing) -> dict[str, Json]:
@@ -68,7 +74,7 @@ def capture_stateful(obj: Any, path: str, capturing: Capturing) -> dict[str, Jso
 
 def restore_stateful(obj: Any, saved: Json, path: str, restoring: Restoring) -> None:
     """Hand it to its `load_state_dict`."""
-    state = restoring.source.decode(saved["state"], _present(obj.state_dict))
+    state = restoring.source.decode(saved["state"], _present(obj.state_dict), path=path)
     try:
         obj.load_state_dict(state)
     except Exception as error:
@@ -81,9 +87,9 @@ def capture_pair(obj: Any, path: str, capturing: Capturing) -> dict[str, Json]:
     return {"state": capturing.collector.members(obj[0](), path)}
 
 
-def restore_pair(obj: Any, saved: Json, _path: str, restoring: Restoring) -> None:
+def restore_pair(obj: Any, saved: Json, path: str, restoring: Restoring) -> None:
     """Hand it to the second callable."""
-    obj[1](restoring.source.decode(saved["state"], _present(obj[0])))
+    obj[1](restoring.source.decode(saved["state"], _present(obj[0]), path=path))
 
 
 def _present(get: Callable[[], object]) -> object:

@@ -6,18 +6,20 @@ files' memory, which is freed as soon as the restore is over.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from spotsafe.checkpoint import typed
 from spotsafe.errors import StateMismatch
+from spotsafe.tensors import arrays
 from spotsafe.tensors.tree import COMPRESSED, PLAIN, WORDS, Json, as_bytes, clone, is_wrapper
 
 _Word = TypeVar("_Word")
+_Value = TypeVar("_Value")
 
 
 class Source:
@@ -42,13 +44,19 @@ class Source:
         lenient: bool = False,
     ) -> None:
         self._tensors, self._on_cpu, self._lenient, self._copy = tensors, on_cpu, lenient, copy
-        self._copies: dict[tuple[str, torch.device], torch.Tensor] = {}
+        self._copies: dict[Hashable, Any] = {}
 
-    def decode(self, node: Json, live: object = typed.MISSING) -> Any:
-        """The value of a typed tree. `live` is the object's value now: devices and classes follow it."""
+    def decode(self, node: Json, live: object = typed.MISSING, *, path: str = "") -> Any:
+        """The value of a typed tree.
+
+        Args:
+            node: the tree.
+            live: the object's value now: devices and classes follow it.
+            path: where the tree is, for errors.
+        """
         if isinstance(node, Mapping) and node.get("$") == "tensor":
-            return self._leaf(node, live)
-        return typed.decode(node, leaf=self._leaf, live=live, lenient=self._lenient)
+            return self._leaf(node, live, path)
+        return typed.decode(node, leaf=self._leaf, live=live, path=path, lenient=self._lenient)
 
     def on_cpu(self) -> Source:
         """The same, but every tensor stays on the CPU whatever it was on."""
@@ -65,62 +73,99 @@ class Source:
         except KeyError:
             raise StateMismatch(f"the checkpoint refers to a tensor {name!r} that it does not hold") from None
 
+    def _once(self, key: Hashable, build: Callable[[], _Value]) -> _Value:
+        """What was built for this key before: aliases inside an object stay aliases."""
+        if key not in self._copies:
+            self._copies[key] = build()
+        value: _Value = self._copies[key]
+        return value
+
     def _tensor(self, node: Mapping[str, Json], live: object) -> torch.Tensor:
         name, device = node["name"], torch.device("cpu") if self._on_cpu else _device(node, live)
-        copy = self._copies.get((name, device))
-        if copy is None:
-            copy = (clone(self.view(name)) if self._copy else self.view(name)).to(device)
-            self._copies[name, device] = copy
+        make = clone if self._copy else torch.Tensor.detach
+        copy = self._once((name, device), lambda: make(self.view(name)).to(device))
+        trained, parameter = bool(node.get("requires_grad")), bool(node.get("parameter"))
+        if trained or parameter:
+            return self._once((name, device, trained, parameter), lambda: _as_leaf(copy, trained, parameter))
         return copy
 
     def _leaf(self, node: Mapping[str, Json], live: object = typed.MISSING, path: str = "") -> Any:
         tag = node["$"]
         if tag == "tensor":
             return _in_class(self._tensor(node, live), live)
-        if tag == "torch.wrapper":
-            return self._wrapper(node, live, path)
         build = _BUILDERS.get(tag)
-        return NotImplemented if build is None else build(self, node)
+        return NotImplemented if build is None else build(self, node, live, path)
 
-    def sparse_coo(self, node: Mapping[str, Json]) -> torch.Tensor:
+    def sparse_coo(self, node: Mapping[str, Json], live: object, path: str) -> torch.Tensor:
         """A sparse tensor in coordinate form, coalesced or not as it was."""
-        return torch.sparse_coo_tensor(
-            self.decode(node["indices"]),
-            self.decode(node["values"]),
-            node["shape"],
-            is_coalesced=node["coalesced"],
-            check_invariants=True,
+        indices, values = (self._part(node, name, live, path) for name in ("indices", "values"))
+        return self._once(
+            _names_in(node),
+            lambda: torch.sparse_coo_tensor(
+                indices, values, node["shape"], is_coalesced=node["coalesced"], check_invariants=True
+            ),
         )
 
-    def sparse_compressed(self, node: Mapping[str, Json]) -> torch.Tensor:
+    def sparse_compressed(self, node: Mapping[str, Json], live: object, path: str) -> torch.Tensor:
         """A sparse tensor of a compressed layout."""
         layout = _word(node["$"].removeprefix("torch."), torch.layout)
-        first, second, values = (self.decode(node[name]) for name in (*COMPRESSED[layout], "values"))
-        return torch.sparse_compressed_tensor(
-            first, second, values, size=node["shape"], layout=layout, check_invariants=True
+        names = (*COMPRESSED[layout], "values")
+        first, second, values = (self._part(node, name, live, path) for name in names)
+        return self._once(
+            _names_in(node),
+            lambda: torch.sparse_compressed_tensor(
+                first, second, values, size=node["shape"], layout=layout, check_invariants=True
+            ),
         )
 
-    def array(self, node: Mapping[str, Json]) -> np.ndarray[Any, Any]:
-        """A numpy array."""
-        values = self.view(node["values"]["name"])
-        dtype, shape = np.dtype(node["dtype"]), tuple(node["shape"])
-        if dtype.hasobject or values.numel() * values.element_size() != math.prod(shape) * dtype.itemsize:
-            raise StateMismatch(f"the checkpoint holds no array of {dtype} and shape {shape}")
-        array = np.empty(shape, dtype=dtype)
-        array.reshape(-1).view(np.uint8)[...] = as_bytes(values).numpy()
-        return array
+    def _part(self, node: Mapping[str, Json], name: str, live: object, path: str) -> torch.Tensor:
+        """A component of a sparse tensor, on the device of the live tensor in whose place it comes."""
+        part: torch.Tensor = self.decode(node[name], path=f"{path}.{name}")
+        return part.to(live.device) if isinstance(live, torch.Tensor) and not self._on_cpu else part
 
-    def _wrapper(self, node: Mapping[str, Json], live: Any, path: str) -> Any:
-        if not (is_wrapper(live)):
-            raise StateMismatch(
-                f"{path}: the checkpoint holds a tensor subclass, which is rebuilt only in the place of a live one; "
-                f"found {type(live).__name__} there"
-            )
-        inner = {name: self.decode(part, getattr(live, name, typed.MISSING)) for name, part in node["inner"]}
-        context = self.decode(node["context"], live.__tensor_flatten__()[1])
+    def array(self, node: Mapping[str, Json], _live: object, path: str) -> np.ndarray[Any, Any]:
+        """A numpy array."""
+        name = node["values"]["name"]
+        return self._once(
+            (name, repr(node["dtype"]), tuple(node["shape"])),
+            lambda: arrays.from_bytes(node, as_bytes(self.view(name)).numpy(), path),
+        )
+
+    def wrapper(self, node: Mapping[str, Json], live: Any, path: str) -> Any:
+        """A tensor subclass, in the class of the live tensor at its place, or in one that the program has made."""
+        made_of = live.__tensor_flatten__()[1] if is_wrapper(live) else typed.MISSING
+        inner = {
+            name: self.decode(part, getattr(live, name, typed.MISSING), path=f"{path}.{name}")
+            for name, part in node["inner"]
+        }
+        context = self.decode(node["context"], made_of, path=f"{path}.__tensor_flatten__()[1]")
+        kind = type(live) if is_wrapper(live) else _subclass(node.get("class"), path)
         size, stride = torch.Size(node["shape"]), tuple(node["stride"])
-        unflatten: Callable[..., Any] = type(live).__tensor_unflatten__
-        return unflatten(inner, context, size, stride)
+        return self._once(_names_in(node), lambda: kind.__tensor_unflatten__(inner, context, size, stride))
+
+
+def _names_in(node: Json) -> Hashable:
+    """The components of a composed tensor: two with the same ones are one."""
+    return node["$"], tuple(typed.tensor_names(node))
+
+
+def _as_leaf(copy: torch.Tensor, trained: bool, parameter: bool) -> torch.Tensor:
+    trained = trained and (copy.is_floating_point() or copy.is_complex())
+    return nn.Parameter(copy, requires_grad=trained) if parameter else copy.detach().requires_grad_(trained)
+
+
+def _subclass(name: Json, path: str) -> Any:
+    """The wrapper subclass of this name that the running program has made. Nothing is imported to find it."""
+    pending: list[Any] = [torch.Tensor]
+    while pending:
+        kind = pending.pop()
+        if f"{kind.__module__}:{kind.__qualname__}" == name and hasattr(kind, "__tensor_unflatten__"):
+            return kind
+        pending += kind.__subclasses__()
+    raise StateMismatch(
+        f"{path}: the checkpoint holds a tensor of class {name}, and the program has made no such class yet; "
+        "import the library that has it before the session"
+    )
 
 
 def _word(text: str, kind: type[_Word]) -> _Word:
@@ -130,13 +175,14 @@ def _word(text: str, kind: type[_Word]) -> _Word:
     return word
 
 
-_BUILDERS: Mapping[str, Callable[[Source, Mapping[str, Json]], Any]] = {
+_BUILDERS: Mapping[str, Callable[[Source, Mapping[str, Json], object, str], Any]] = {
     "ndarray": Source.array,
     "torch.sparse_coo": Source.sparse_coo,
     **{str(layout): Source.sparse_compressed for layout in COMPRESSED},
-    **{tag: lambda _, node: _word(node["value"], WORDS[node["$"]]) for tag in WORDS},
-    "torch.device": lambda _, node: torch.device(node["value"]),
-    "torch.Size": lambda _, node: torch.Size(node["value"]),
+    "torch.wrapper": Source.wrapper,
+    **{tag: lambda _, node, _live, _path: _word(node["value"], WORDS[node["$"]]) for tag in WORDS},
+    "torch.device": lambda _, node, _live, _path: torch.device(node["value"]),
+    "torch.Size": lambda _, node, _live, _path: torch.Size(node["value"]),
 }
 """How values of the other tags are rebuilt."""
 

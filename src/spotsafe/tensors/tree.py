@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NoReturn
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from spotsafe.checkpoint import dtypes, typed
 from spotsafe.errors import UnsupportedState
+from spotsafe.tensors import arrays
 
 Json = Any
 """A value that `json` can write."""
@@ -112,6 +113,7 @@ class Collector:
         self._at: dict[object, int] = {}
         self._taken: set[str] = set()
         self._tensors: list[NamedTensor] = []
+        self._composed: dict[int, tuple[object, Json]] = {}
 
     @property
     def tensors(self) -> tuple[NamedTensor, ...]:
@@ -158,8 +160,18 @@ class Collector:
     def tensor(self, tensor: torch.Tensor, path: str, *, role: str = "other") -> Json:
         """The node of a tensor: its name, or for composed tensors the names of its components."""
         _refuse(tensor, path)
-        if tensor.layout is torch.strided and type(tensor) in PLAIN:
+        if tensor.layout is torch.strided and not is_wrapper(tensor):
             return self._strided(tensor, path, role)
+        return self._once(tensor, lambda: self._compose(tensor, path, role))
+
+    def _once(self, value: object, encode: Callable[[], Json]) -> Json:
+        """The same node for the same object, whose components may be made anew whenever they are asked for."""
+        known = self._composed.get(id(value))
+        if known is None:
+            known = self._composed[id(value)] = value, encode()  # held, so that its id stays its own
+        return known[1]
+
+    def _compose(self, tensor: torch.Tensor, path: str, role: str) -> Json:
         if is_wrapper(tensor):
             return self._wrapper(tensor, path, role)
         if tensor.layout is torch.sparse_coo:
@@ -170,26 +182,29 @@ class Collector:
         if tensor.layout in COMPRESSED:
             parts = {name: getattr(tensor, name)() for name in (*COMPRESSED[tensor.layout], "values")}
             return {"$": str(tensor.layout), **self._parts(parts, path, role), "shape": list(tensor.shape)}
-        return self._strided(tensor, path, role)
+        raise UnsupportedState(f"{path} has layout {tensor.layout}; track a dense copy of it", path=path)
 
     def _parts(self, parts: Mapping[str, torch.Tensor], path: str, role: str) -> dict[str, Json]:
         return {name: self.tensor(part, f"{path}.{name}", role=role) for name, part in parts.items()}
 
     def _strided(self, tensor: torch.Tensor, path: str, role: str) -> Json:
-        if tensor.layout is not torch.strided:
-            raise UnsupportedState(f"{path} has layout {tensor.layout}; track a dense copy of it", path=path)
         dtypes.require(dtype_name(tensor.dtype), path=path)
         key = _alias_key(tensor)
         index = self._at.get(key)
         if index is None:
             name = self._free_name(path)
-            if key is not None:
-                self._at[key] = len(self._tensors)
+            self._at[key] = len(self._tensors)
             self._tensors.append(NamedTensor(name=name, tensor=tensor, role=role))
         else:
             name = self._see_again(index, role)
-        node = {"$": "tensor", "name": name}
-        return node if tensor.is_cpu else {**node, "device": tensor.device.type}
+        node: dict[str, Json] = {"$": "tensor", "name": name}
+        if not tensor.is_cpu:
+            node["device"] = tensor.device.type
+        if tensor.requires_grad and tensor.is_leaf:
+            node["requires_grad"] = True
+        if isinstance(tensor, torch.nn.Parameter):
+            node["parameter"] = True
+        return node
 
     def _see_again(self, index: int, role: str) -> str:
         seen = self._tensors[index]
@@ -201,6 +216,7 @@ class Collector:
         names, context = tensor.__tensor_flatten__()
         return {
             "$": "torch.wrapper",
+            "class": typed.class_id(tensor),
             "inner": [
                 [name, self.tensor(getattr(tensor, name), f"{path}.{name}", role=role)] for name in names
             ],
@@ -222,7 +238,7 @@ class Collector:
         if isinstance(value, torch.Tensor):
             return self.tensor(value, path, role=role)
         if isinstance(value, np.ndarray):
-            return self._array(value, path)
+            return self._once(value, lambda: self._array(value, path))
         if isinstance(value, torch.device):
             return {"$": "torch.device", "value": str(value)}
         if isinstance(value, torch.Size):
@@ -257,41 +273,32 @@ class Collector:
         )
 
     def _array(self, array: np.ndarray[Any, Any], path: str) -> Json:
-        if type(array) is not np.ndarray or array.dtype.hasobject or array.dtype.kind == "V":
+        dtype = arrays.dtype_node(array.dtype)
+        if type(array) is not np.ndarray or dtype is None:
             raise UnsupportedState(
-                f"{path} is a {type(array).__name__} of {array.dtype}, which cannot be saved; keep numeric arrays",
+                f"{path} is a {type(array).__name__} of {array.dtype}, which cannot be saved; "
+                "keep a plain array of numbers, text or dates, or structures of these",
                 path=path,
             )
-        node: dict[str, Json] = {"$": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
-        tensor = _array_tensor(array)
-        return {**node, "values": self.tensor(tensor, path)}
+        values = self.tensor(arrays.to_tensor(array), path)
+        return {"$": "ndarray", "dtype": dtype, "shape": list(array.shape), "values": values}
 
 
-def _array_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """The array's numbers as a tensor; the bytes of what torch has no dtype for, such as text or dates."""
-    plain = np.ascontiguousarray(array).reshape(array.shape)
-    if not plain.flags.writeable:
-        plain = plain.copy()
-    if plain.dtype.isnative and plain.dtype.kind in "?bBiufc" and dtypes.find(plain.dtype.name):
-        return torch.from_numpy(plain)
-    return torch.from_numpy(np.frombuffer(bytearray(plain.tobytes()), dtype=np.uint8))
-
-
-def _alias_key(tensor: torch.Tensor) -> object | None:
-    """Equal for two tensors that are the same elements in the same memory; None if there is no memory.
+def _alias_key(tensor: torch.Tensor) -> object:
+    """Equal for two tensors that are the same elements in the same memory, or without elements the same object.
 
     Addresses are only compared among tensors that one capture holds, so none can have been freed and used
     again.
     """
     if tensor.numel() == 0:
-        return None
+        return id(tensor), "empty"
     # The shape as it is: hashing a `torch.Size` is cheaper than copying it.
     flags = (tensor.is_conj(), tensor.is_neg())
     return tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride(), tensor.dtype, flags
 
 
 def _refuse(tensor: torch.Tensor, path: str) -> None:
-    if type(tensor) in PLAIN and not (tensor.is_meta or tensor.is_quantized):
+    if type(tensor) in PLAIN and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested):
         return
     problem = ""
     if torch.nn.parameter.is_lazy(tensor):
@@ -302,6 +309,8 @@ def _refuse(tensor: torch.Tensor, path: str) -> None:
         problem = (
             "is quantized; track its int_repr(), scale and zero_point, or the float tensor it was made from"
         )
+    elif tensor.is_nested:
+        problem = "is a nested tensor, whose rows have lengths of their own; track its values() and offsets()"
     elif type(tensor) not in PLAIN and not is_wrapper(tensor) and _has_no_memory(tensor):
         problem = f"is a {type(tensor).__name__} without memory of its own; give it __tensor_flatten__"
     if problem:
