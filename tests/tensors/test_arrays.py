@@ -23,7 +23,9 @@ DTYPES = [
 def test_dtypes_are_the_same_in_words(described: Any) -> None:
     """Through JSON and back: byte order, fields, offsets and gaps."""
     dtype = np.dtype(described)
-    back = dtype_of(json.loads(json.dumps(dtype_node(dtype))))
+    node = json.loads(json.dumps(dtype_node(dtype)))
+    back = dtype_of(node)
+    assert np.dtype(node) == dtype  # as an independent reader would do it
     assert back == dtype
     assert (back.itemsize, back.fields) == (dtype.itemsize, dtype.fields)
 
@@ -35,12 +37,13 @@ def test_dtypes_are_the_same_in_words(described: Any) -> None:
         [("a", "f8"), ("b", object)],
         [(("a title", "a"), "f8")],
         [("a", [("b", object)], (2,))],
+        [("a", [("b", "f8")], (2,))],
         [("\ud800", "f8")],
     ],
     ids=repr,
 )
 def test_dtypes_that_have_no_words(described: Any) -> None:
-    """References, titles, and names that are no text."""
+    """References, titles, names that are no text, and fields that are arrays of structures."""
     assert dtype_node(np.dtype(described)) is None
 
 
@@ -51,10 +54,11 @@ def test_dtypes_that_have_no_words(described: Any) -> None:
         "f8,i4",
         "float64",
         "nonsense",
+        "(2)<f8",
         {"names": ["a"], "formats": ["|O"], "offsets": [0], "itemsize": 8},
         {"names": ["a"], "formats": ["<f8"], "offsets": [4], "itemsize": 8},
         {"names": ["a"], "formats": ["<f8"]},
-        {"names": ["a"], "formats": [["<f8", [1 << 40]]], "offsets": [0], "itemsize": 8},
+        {"names": ["a"], "formats": [f"({1 << 40},)<f8"], "offsets": [0], "itemsize": 8},
         {"names": ["a", "a"], "formats": ["u1", "u1"], "offsets": [0, 1], "itemsize": 2},
     ],
     ids=repr,

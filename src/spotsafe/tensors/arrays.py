@@ -6,6 +6,7 @@ What torch has a dtype for becomes such a tensor; text, dates, structures and ot
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from spotsafe.errors import StateMismatch
 Json = Any
 """A value that `json` can write."""
 Array = np.ndarray[Any, Any]
+
+_TEXT = re.compile(r"(\(\d+,(?:\d+(?:,\d+)*)?\))?([^(),]+)")
+"""A type string, behind the shape of a field that is an array itself: ``<f8``, ``(2,)<f8``, ``(2,3)<f8``."""
 
 
 def dtype_node(dtype: np.dtype[Any]) -> Json | None:
@@ -45,7 +49,7 @@ def _format(dtype: np.dtype[Any]) -> Json | None:
         return dtype_node(dtype)
     base, shape = dtype.subdtype
     node = dtype_node(base)
-    return None if node is None else [node, list(shape)]
+    return str(shape).replace(" ", "") + node if isinstance(node, str) else None
 
 
 def dtype_of(node: Json) -> np.dtype[Any]:
@@ -55,11 +59,11 @@ def dtype_of(node: Json) -> np.dtype[Any]:
         ValueError, TypeError, KeyError: it is none.
     """
     if isinstance(node, str):
-        dtype = np.dtype(node)
-        if dtype.hasobject or dtype.str != node:
+        found = _TEXT.fullmatch(node)
+        if found is None or np.dtype(found[2]).hasobject or np.dtype(found[2]).str != found[2]:
             raise ValueError(f"{node[:40]!r} is no dtype of numbers, text or dates")
-        return dtype
-    formats = [dtype_of(one) if isinstance(one, (str, Mapping)) else _part(one) for one in node["formats"]]
+        return np.dtype(node)
+    formats = [dtype_of(one) for one in node["formats"]]
     return np.dtype(
         {
             "names": node["names"],
@@ -68,11 +72,6 @@ def dtype_of(node: Json) -> np.dtype[Any]:
             "itemsize": node["itemsize"],
         }
     )
-
-
-def _part(node: Json) -> Any:
-    base, shape = node
-    return dtype_of(base), tuple(shape)
 
 
 def to_tensor(array: Array) -> torch.Tensor:
