@@ -23,7 +23,7 @@ from spotsafe.storage.local import LocalStore
 from spotsafe.storage.remote import FsspecStore
 from spotsafe.storage.retrying import RetryingStore
 from spotsafe.storage.store import Store, creates_exclusively
-from spotsafe.testing.faults import CountingStore, CrashingStore, FailingStore
+from spotsafe.testing.faults import CountingStore, CrashingStore, FailingStore, LostResponseStore
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import Attempt, steps_of
 from tests.servers import Server
@@ -99,6 +99,24 @@ def test_a_store_that_does_not_answer_the_trial_is_an_error() -> None:
     failing = FailingStore(store, fail=lambda *_: StorageUnavailable("down"))
     with pytest.raises(StorageUnavailable):
         is_exclusive(failing, record)
+
+
+@pytest.mark.parametrize("kind", [Unknown, Lying])
+def test_every_answer_of_claim_and_trial_may_be_lost(kind: type[MemoryStore]) -> None:
+    """With one more try the verdict is the same; without, it is an error, and the next start goes on."""
+    for name in ("names", "read", "create", "replace"):
+        store = kind()
+        losing = RetryingStore(LostResponseStore(store, operations={name}), sleep=lambda _: None)
+        record = take(losing)
+        assert is_exclusive(losing, record) is (kind is Unknown), name
+        assert read_attempt(store, record.attempt) == record
+        for times in (1, 2, 3):
+            broken = LostResponseStore(store, operations={name}, times=times)
+            with suppress(StorageUnavailable):
+                is_exclusive(broken, take(broken))
+            after = take(store)
+            assert is_exclusive(store, after) is (kind is Unknown)
+            assert read_attempt(store, after.attempt) == after
 
 
 def test_wrappers_say_what_the_inner_store_says() -> None:
