@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from spotsafe.errors import StorageFull, StorageUnavailable
 from spotsafe.identity import Identity
 from spotsafe.policy.retention import latest
 from spotsafe.storage.local import LocalStore
+from spotsafe.storage.open import open_store
 from spotsafe.storage.remote import FsspecStore
 from spotsafe.storage.retrying import RetryingStore
 from spotsafe.storage.store import Store, creates_exclusively
@@ -176,7 +178,23 @@ def test_fsspec_says_where_it_looks_and_then_writes(tmp_path: Path) -> None:
 def test_real_servers(server: str, honest: bool, request: pytest.FixtureRequest) -> None:
     """Those that ignore conditions are found without knowing their name; those that honour them are trusted."""
     there: Server = request.getfixturevalue(server)
-    store = FsspecStore(f"{there.root}/single-writer", **there.options)
+    with closing(FsspecStore(there.url(f"{uuid.uuid4().hex}/run"), **there.options)) as store:
+        record = take(store)
+
+        assert is_exclusive(store, record) is honest
+        assert read_attempt(store, record.attempt) == record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("server", "honest"), [("seaweedfs", True), ("rclone_s3", False)])
+def test_real_servers_by_the_client_that_a_url_gets(
+    server: str, honest: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same by boto3 and obstore, as a session opens its url."""
+    there: Server = request.getfixturevalue(server)
+    for name, value in there.env.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(there.url(f"{uuid.uuid4().hex}/run"))
     record = take(store)
 
     assert is_exclusive(store, record) is honest
