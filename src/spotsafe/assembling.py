@@ -10,6 +10,7 @@ from typing import Any
 from spotsafe import events as ev
 from spotsafe.activity import Activity
 from spotsafe.attempt import Attempt
+from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.errors import RestartLoop
 from spotsafe.events import Event, Fanout
 from spotsafe.identity import Identity
@@ -237,6 +238,7 @@ def _saver(setting: Setting, opened: Opened, state: SessionState, stack: ExitSta
             resumed_from=None if choice is None else choice.name,
             passed_over=frozenset() if choice is None else frozenset(choice.passed_over),
             nonfinite_before=state.nonfinite,
+            frozen=_lent(opened),
         ),
         clock=options.clock,
         emit=emit,
@@ -244,6 +246,19 @@ def _saver(setting: Setting, opened: Opened, state: SessionState, stack: ExitSta
     )
     stack.callback(saver.close)
     return saver
+
+
+def _lent(opened: Opened) -> tuple[FileEntry, ...]:
+    """Files of the checkpoint resumed from that saves may refer to.
+
+    Only if it is the newest: an older attempt that does not know yet that it is superseded may be deleting others.
+    """
+    choice, loaded = opened.choice, opened.loaded
+    if choice is None or loaded is None or choice.passed_over:
+        return ()
+    if any(one.attempt >= loaded.name.attempt for one in opened.claimed.record.rollbacks):
+        return ()
+    return loaded.frozen
 
 
 def _start_activity(setting: Setting, stack: ExitStack) -> Activity:

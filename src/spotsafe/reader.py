@@ -20,7 +20,7 @@ from spotsafe.checkpoint.branch import Branch, gone_back_to
 from spotsafe.checkpoint.candidates import Candidate, Listing, candidates, read_candidate, read_index
 from spotsafe.checkpoint.digest import block_digest
 from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, tiling_problem
-from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.checkpoint.layout import CheckpointName, is_frozen_file
 from spotsafe.checkpoint.manifest import Manifest
 from spotsafe.errors import (
     DamagedCheckpoint,
@@ -87,6 +87,8 @@ class Loaded:
     saved: SavedState
     session: Json
     """The session's own values as typed JSON; `session_values` decodes them."""
+    frozen: tuple[FileEntry, ...] = ()
+    """The files with frozen tensors, its own and those that it refers to."""
 
     def session_values(self) -> dict[str, object] | None:
         """The session's own values, in memory of their own; None if no session wrote the checkpoint."""
@@ -286,6 +288,7 @@ def load_verified(
         manifest=manifest,
         saved=SavedState(state=_state(indexes), tensors=MappingProxyType(tensors)),
         session=indexes[0].session,
+        frozen=tuple(file for index in indexes for file in index.files if is_frozen_file(file.name)),
     )
 
 

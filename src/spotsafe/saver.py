@@ -11,20 +11,23 @@ from typing import Any
 
 from spotsafe import events
 from spotsafe.checkpoint.attempts import AttemptRecord
+from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.clock import Clock
-from spotsafe.errors import SaveFailed, Superseded
+from spotsafe.errors import SaveFailed, StorageNotFound, Superseded
 from spotsafe.events import Event
 from spotsafe.identity import Identity
 from spotsafe.metrics import BestWatch
 from spotsafe.policy.cost import SaveCost
 from spotsafe.policy.interval import Progress, SavePolicy
 from spotsafe.policy.retention import Keep
+from spotsafe.tensors.frozen import FrozenTensors, StagedFrozen
 from spotsafe.tensors.plan import PlanCache, SavePlan
 from spotsafe.tensors.staging import stage
 from spotsafe.tracking import Tracker
 from spotsafe.writer.arena import Arena
 from spotsafe.writer.job import SaveJob, SaveResult
+from spotsafe.writer.lending import HeldFiles
 from spotsafe.writer.thread import WriterThread
 
 FAILURES_IN_A_ROW = 3
@@ -39,6 +42,8 @@ class Lineage:
     resumed_from: str | None
     passed_over: frozenset[str]
     nonfinite_before: frozenset[str]
+    frozen: tuple[FileEntry, ...] = ()
+    """Files with frozen tensors of the checkpoint resumed from, if they may be referred to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +73,8 @@ class Saver:
     _durable_step: int = field(init=False)
     _plans: PlanCache = field(default_factory=PlanCache)
     _arena: Arena | None = None
+    _frozen: FrozenTensors = field(init=False)
+    _frozen_arena: Arena | None = None
     _saves: int = 0
     _last_time: float = 0.0
     _in_a_row: int = 0
@@ -80,6 +87,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._best = BestWatch(self.keep)
+        self._frozen = self._remember_frozen()
         self._last_time = self.clock.monotonic()
         self.newest = self.lineage.resumed_from
         self.held_step = self._durable_step = self.last_step
@@ -154,16 +162,17 @@ class Saver:
         name = CheckpointName(self.lineage.record.attempt, step, self._saves + 1, self.lineage.record.nonce)
         self._saves += 1
         self.emit(events.SaveStarted(checkpoint=str(name), step=step, reason=reason))
-        job, arena = self._stage(name, session, reason=reason, metrics=metrics or {})
+        job, arena, frozen = self._stage(name, session, reason=reason, metrics=metrics or {})
         self._say_best_finds_nothing(job.metrics)
         self.last_step, self._last_time, self.postponed = step, began, False
         self.held_step = step
         blocked = self.clock.monotonic() - began
         self._blocked[name] = blocked
         self._submitted_at = began + blocked
-        total = sum(file.size for file in job.files)
+        total = sum(file.size for file in job.files) + frozen.staged_bytes
         self.emit(events.SaveStaged(checkpoint=str(name), total_bytes=total, blocked_s=blocked))
-        self.writer.submit(job, arena.view)
+        self._frozen_arena = frozen.arena
+        self.writer.submit(job, arena.view, None if frozen.arena is None else frozen.arena.view)
         return True
 
     def poll(self) -> None:
@@ -212,6 +221,7 @@ class Saver:
         if self._arena is not None and self.writer.idle:
             self._arena.close()
             self._arena = None
+        self._free_frozen()
 
     # -- inside ---
 
@@ -222,11 +232,12 @@ class Saver:
         *,
         reason: str,
         metrics: Mapping[str, float],
-    ) -> tuple[SaveJob, Arena]:
-        capture = self.tracker.capture(session=session)
+    ) -> tuple[SaveJob, Arena, StagedFrozen]:
+        capture, idle = self._frozen.split(self.tracker.capture(session=session))
         plan = self._plans.plan(capture.tensors, rank=self.identity.rank)
         arena = self._room_for(plan)
         stage(plan, capture, arena.view)
+        frozen = self._frozen.stage(idle)
         job = SaveJob(
             name=name,
             run=self.lineage.record.run,
@@ -237,7 +248,8 @@ class Saver:
             rank=self.identity.rank,
             metrics=dict(metrics),
             files=plan.files,
-            tensors=plan.tensors,
+            frozen=frozen.files,
+            tensors=(*plan.tensors, *frozen.tensors),
             state=capture.state,
             session=capture.session,
             health=plan.health,
@@ -247,7 +259,24 @@ class Saver:
             passed_over=self.lineage.passed_over,
             rollbacks=self.lineage.record.rollbacks,
         )
-        return job, arena
+        return job, arena, frozen
+
+    def _remember_frozen(self) -> FrozenTensors:
+        held = HeldFiles(self.clock.monotonic)
+        origin = CheckpointName.parse(self.lineage.resumed_from or "")
+        if origin is not None:
+            held.note(origin, self.lineage.frozen)
+
+        def warn(text: str) -> None:
+            self.emit(events.Warned(message=text))
+
+        return FrozenTensors(held, rank=self.identity.rank, warn=warn)
+
+    def _free_frozen(self) -> None:
+        """Memory for frozen tensors is needed once in many saves: it is not kept."""
+        if self._frozen_arena is not None and self.writer.idle:
+            self._frozen_arena.close()
+            self._frozen_arena = None
 
     def _room_for(self, plan: SavePlan) -> Arena:
         if self._arena is None or self._arena.size < plan.arena_size:
@@ -256,6 +285,8 @@ class Saver:
 
     def _take(self, result: SaveResult) -> None:
         blocked = self._blocked.pop(result.name, 0.0)
+        self._frozen.take(result)
+        self._free_frozen()
         if result.published:
             self.newest = str(result.name)
             self._durable_step = result.name.step
@@ -266,6 +297,8 @@ class Saver:
         if result.superseded_by is not None and result.error is None:
             return
         self.held_step = self._durable_step  # one save at a time: nothing later is staged
+        # A file that checkpoints refer to is gone: all of them lack it, so do not wait for the next interval.
+        self.postponed = self.postponed or isinstance(result.error, StorageNotFound)
         self._count_failure(str(result.name), result.error)
 
     def _count_failure(self, what: str, error: BaseException | None) -> None:

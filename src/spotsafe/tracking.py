@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from spotsafe.checkpoint.typed_scalars import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
 from spotsafe.tensors import kinds
 from spotsafe.tensors.context import Capturing, Restoring
+from spotsafe.tensors.frozen import address_of, frozen_names
 from spotsafe.tensors.kept import KeptState
 from spotsafe.tensors.marks import PlainMark, PlainWatch
 from spotsafe.tensors.optimizers import is_optimizer, parameters_of, restore_group_options
@@ -147,7 +149,8 @@ class Tracker:
         with collection_paused():
             names = self._names()
             self._refuse_unowned(names)
-            return self._capture(names, session, self._objects)
+            captured = self._capture(names, session, self._objects)
+            return replace(captured, frozen=self._frozen_in(captured, names))
 
     def encode(self, values: Mapping[str, object]) -> Json:
         """The session's own values in a form of their own, to be compared with that of another moment.
@@ -171,6 +174,15 @@ class Tracker:
         values = None if session is None else collector.session(session)
         return Capture(
             state={name: state[name] for name in objects}, tensors=collector.tensors, session=values
+        )
+
+    def _frozen_in(self, captured: Capture, names: Names) -> frozenset[str]:
+        parts = list(self._parts())
+        trained = [one for _, part in parts if is_optimizer(part) for one in parameters_of(part)]
+        return frozen_names(
+            captured.tensors,
+            modules=[path for path, part in parts if isinstance(part, nn.Module)],
+            trained={address_of(one): names.of[id(one)] for one in trained},
         )
 
     def nonfinite(self, only: Collection[str] | None = None) -> frozenset[str]:

@@ -9,7 +9,7 @@ stay the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +22,8 @@ from spotsafe.writer.job import HealthSpan, StagedFile
 
 MAX_FILE_BYTES = 2 << 30
 """Default size that a data file does not exceed, in bytes."""
+FileNames = Callable[[int, int], str]
+"""Name of a file by rank and number."""
 _SCANNED = ("parameter", "moment", "buffer")
 _TINY = 1 << 20
 """Limits up to this one count the tensors alone; above, a file keeps the limit with its header."""
@@ -95,7 +97,11 @@ def specs_of(tensors: Iterable[NamedTensor]) -> tuple[TensorSpec, ...]:
 
 
 def plan_save(
-    specs: Sequence[TensorSpec], *, rank: int = 0, max_file_bytes: int = MAX_FILE_BYTES
+    specs: Sequence[TensorSpec],
+    *,
+    rank: int = 0,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    named: FileNames = layout.data_file,
 ) -> SavePlan:
     """Lay out the files of one rank.
 
@@ -103,6 +109,7 @@ def plan_save(
         specs: the tensors, each name once; of a larger tensor each box once.
         rank: of this process; part of the file names.
         max_file_bytes: what a file does not exceed; only a header or an item that alone is larger does.
+        named: name of a file by rank and number.
 
     Raises:
         UnsupportedState: a dtype that cannot be stored.
@@ -112,7 +119,7 @@ def plan_save(
         raise ValueError(f"max_file_bytes must be positive, not {max_file_bytes}")
     if len({(spec.name, spec.offsets) for spec in specs}) != len(specs):
         raise ValueError("two tensors of one save have the same name")
-    layout_ = _Layout(specs, rank=rank)
+    layout_ = _Layout(specs, rank=rank, named=named)
     room = max_file_bytes - 2 * PAGE if max_file_bytes > _TINY else max_file_bytes
     for pieces in _packed(_pieces(specs, room), specs, room):
         layout_.add_file(pieces)
@@ -122,8 +129,8 @@ def plan_save(
 class PlanCache:
     """Keeps the last plan while the tensors stay the same."""
 
-    def __init__(self, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        self._max_file_bytes = max_file_bytes
+    def __init__(self, *, max_file_bytes: int = MAX_FILE_BYTES, named: FileNames = layout.data_file) -> None:
+        self._max_file_bytes, self._named = max_file_bytes, named
         self._key: object = None
         self._plan: SavePlan | None = None
 
@@ -134,7 +141,7 @@ class PlanCache:
 
     def _same_or_new(self, specs: tuple[TensorSpec, ...], rank: int) -> SavePlan:
         if self._plan is None or self._key != (rank, specs):
-            self._plan = plan_save(specs, rank=rank, max_file_bytes=self._max_file_bytes)
+            self._plan = plan_save(specs, rank=rank, max_file_bytes=self._max_file_bytes, named=self._named)
             self._key = (rank, specs)
         return self._plan
 
@@ -142,8 +149,8 @@ class PlanCache:
 class _Layout:
     """Files one after the other in the arena."""
 
-    def __init__(self, specs: Sequence[TensorSpec], *, rank: int) -> None:
-        self._specs, self._rank, self._end = tuple(specs), rank, 0
+    def __init__(self, specs: Sequence[TensorSpec], *, rank: int, named: FileNames) -> None:
+        self._specs, self._rank, self._named, self._end = tuple(specs), rank, named, 0
         self._files: list[StagedFile] = []
         self._headers: list[tuple[int, bytes]] = []
         self._placements: list[Placement] = []
@@ -154,7 +161,7 @@ class _Layout:
             ImageTensor.of(piece.key, dtype=self._dtype(piece.tensor), shape=piece.lengths)
             for piece in pieces
         )
-        name, base = layout.data_file(self._rank, len(self._files)), self._end
+        name, base = self._named(self._rank, len(self._files)), self._end
         self._files.append(StagedFile(name=name, arena_offset=base, size=image.size))
         self._headers.append((base, image.header))
         self._end += -(-image.size // PAGE) * PAGE

@@ -10,7 +10,7 @@ from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.plan import Placement, SavePlan
 from spotsafe.tensors.tree import Capture, NamedTensor, as_bytes, dtype_name
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What stands for the items of a strided copy, by size."""
 
 
@@ -78,5 +78,5 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
         # As bytes: torch has no copy kernel for some dtypes, and warns about others.
         target.copy_(as_bytes(source), non_blocking=True)
     else:
-        words = _WORDS.get(source.element_size(), source.dtype)
+        words = WORDS.get(source.element_size(), source.dtype)
         target.view(words).view(source.shape).copy_(source.view(words), non_blocking=True)

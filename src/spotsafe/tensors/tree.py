@@ -59,6 +59,8 @@ class Capture:
     """Each tensor once, aliases too."""
     session: Json = None
     """The session's own values as typed JSON; their tensors are in `tensors` too."""
+    frozen: frozenset[str] = frozenset()
+    """Names of those tensors that no training changes, as far as can be told; see `spotsafe.tensors.frozen`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
