@@ -12,7 +12,7 @@ import pytest
 from spotsafe.checkpoint import sealed
 from spotsafe.checkpoint.attempts import MAX_BYTES, AttemptRecord, read_attempt, read_branch
 from spotsafe.checkpoint.branch import Rollback
-from spotsafe.checkpoint.candidates import candidates, look
+from spotsafe.checkpoint.candidates import candidates, listing_of, look
 from spotsafe.checkpoint.catalog import list_rows, resolve
 from spotsafe.checkpoint.claim import claim
 from spotsafe.checkpoint.layout import CheckpointName, attempt_record, data_file
@@ -24,6 +24,7 @@ from spotsafe.errors import (
     CheckpointNotFound,
     DamagedCheckpoint,
     RunInUse,
+    StorageNotFound,
     StorageUnavailable,
     UnsupportedFormat,
 )
@@ -397,6 +398,33 @@ def test_rollback_between_the_look_and_the_claim_of_a_start() -> None:
     record = start(store, listing_of=old)
     assert (record.attempt, record.rollbacks) == (3, made.rollbacks)
     assert counts(store) == [1]
+
+
+def test_rollback_and_its_start_within_one_look() -> None:
+    """Both came after the attempts were listed and before the checkpoints: the record is found by its number."""
+    store = run_of(1, 2, 3)
+    marks = store.names("attempts")
+    made = back_to(store, 1)
+    train(store, 2)
+    torn = listing_of(marks, store.names("checkpoints"))
+    assert (torn.attempts, torn.highest) == ((1,), 3)
+
+    assert read_branch(store, torn) == made.rollbacks
+    record = claim(store, listing=torn, identity=ME, newest_seen=None, wall=1.0)
+    assert (record.attempt, record.rollbacks) == (4, made.rollbacks)
+
+
+def test_a_record_that_is_listed_and_cannot_be_read_is_an_error() -> None:
+    """Not knowing what it says is not an empty answer; a number without a record at all is one."""
+    store = run_of(1, 2)
+    listing = look(store)
+    back_to(store, 1)
+    newer = look(store)
+    del store.objects[attempt_record(2)]
+    with pytest.raises(StorageNotFound):
+        read_branch(store, newer)
+    copied = listing_of(store.names("attempts"), [str(CheckpointName(9, 1, 1, "00000000"))])
+    assert read_branch(store, copied) == read_branch(store, listing) == ()
 
 
 def test_two_rollbacks_at_once() -> None:

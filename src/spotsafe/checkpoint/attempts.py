@@ -154,9 +154,12 @@ def read_branch(store: Store, listing: Listing) -> Branch:
         StorageError: it could not be read.
     """
     trained = listing.published | {name.attempt for name in listing.names}
-    for attempt in reversed(listing.attempts):
+    for attempt in listing.numbers:
         try:
             return read_attempt(store, attempt).rollbacks
+        except StorageNotFound:
+            if attempt in listing.attempts:
+                raise
         except DamagedCheckpoint as error:
             if attempt not in trained and attempt > 1:
                 _undecided(store, error)

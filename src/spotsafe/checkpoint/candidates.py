@@ -56,6 +56,14 @@ class Listing:
         """The highest attempt that left any trace; 0 for an empty folder."""
         return max((*self.attempts, *self.published, *(name.attempt for name in self.names)), default=0)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Attempts whose records may be there, newest first.
+
+        Attempts are listed before checkpoints, so one may be claimed in between and show by its checkpoint alone.
+        """
+        return tuple(sorted({*self.attempts, self.highest} - {0}, reverse=True))
+
     def on(self, branch: Branch) -> Listing:
         """The same without the checkpoints that rollbacks set aside: what a start chooses from."""
         return replace(self, names=on_branch(self.names, branch))

@@ -50,11 +50,16 @@ class Occupancy:
                 answer is known: it is the same job, it recorded its end, or its process is gone.
             StorageError: the store could not say.
         """
-        for attempt in reversed(listing.attempts):
-            record = self._record(attempt)
-            if record is None or not record.is_rollback:
-                if record is not None:
-                    self.check_record(record)
+        for attempt in listing.numbers:
+            try:
+                record = read_attempt(self._store, attempt)
+            except StorageNotFound:
+                continue
+            except DamagedCheckpoint as error:  # nothing is known of who that was, and nobody is kept waiting
+                self._emit(Warned(message=f"{error}; this attempt is left out of account"))
+                return
+            if not record.is_rollback:
+                self.check_record(record)
                 return
 
     def check_record(self, record: AttemptRecord) -> None:
@@ -82,13 +87,3 @@ class Occupancy:
             wait=wait,
         ):
             raise RunInUse(f"{self._store.url} is in use: {words} is alive. {self._remedy}")
-
-    def _record(self, attempt: int) -> AttemptRecord | None:
-        """The record; None if it cannot be read: then nothing is known of who that was, and nobody is kept waiting."""
-        try:
-            return read_attempt(self._store, attempt)
-        except StorageNotFound:
-            return None
-        except DamagedCheckpoint as error:
-            self._emit(Warned(message=f"{error}; this attempt is left out of account"))
-            return None
