@@ -17,6 +17,7 @@ from spotsafe.identity import Identity
 from spotsafe.ledger.reading import read_end
 from spotsafe.ledger.record import Ledger
 from spotsafe.loops import Loops
+from spotsafe.moments import Moments
 from spotsafe.opening import Claimed, Opened, claim_attempt, load_init_from, load_newest, once
 from spotsafe.options import Options
 from spotsafe.outcomes import outcome_of
@@ -187,16 +188,19 @@ def _connect(
     options, emit, positions = setting.options, setting.fanout.emit, state.positions
     saver = _saver(setting, opened, state, stack)
     activity = _start_activity(setting, stack)
-    points = SafePoints(
+    moments = Moments(
         tracker=setting.tracker,
-        saver=saver,
-        watch=watch,
         positions=positions,
         activity=activity,
-        clock=options.clock,
-        emit=emit,
         values=setting.values,
         restored_rng=state.rng,
+    )
+    points = SafePoints(
+        moments=moments,
+        saver=saver,
+        watch=watch,
+        clock=options.clock,
+        emit=emit,
         on_reclaim=options.on_reclaim,
         exit_code=options.exit_code,
         drain_timeout_s=options.drain_timeout.total_seconds(),
@@ -213,6 +217,7 @@ def _connect(
     return Attempt(
         claimed=opened.claimed,
         loops=loops,
+        activity=activity,
         points=points,
         saver=saver,
         watch=watch,

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from spotsafe import events as ev
+from spotsafe.activity import Activity
 from spotsafe.errors import SaveFailed, SpotsafeError, StorageUnavailable
 from spotsafe.events import Fanout
 from spotsafe.loops import Loops
@@ -32,6 +33,7 @@ class Attempt:
 
     claimed: Claimed
     loops: Loops
+    activity: Activity
     points: SafePoints
     saver: Saver
     watch: Watch
@@ -45,7 +47,7 @@ class Attempt:
 
     def tracked_more(self, names: Collection[str]) -> None:
         """`run.track` was called."""
-        self.points.activity.track(self.points.tracker.optimizers)
+        self.activity.track(self.saver.tracker.optimizers)
         self.saver.tracked_more(names)
 
     def save(self, metrics: Mapping[str, float]) -> None:
@@ -143,7 +145,7 @@ class Attempt:
         self._drain_and_log()
 
     def _say_nothing_counted(self) -> None:
-        if self.points.activity.ever_stepped and not self.points.did_something and not self.loops.outermost:
+        if self.activity.ever_stepped and not self.points.did_something and not self.loops.outermost:
             text = "the optimizer stepped, but in no loop of the run, so nothing is counted or saved"
             self.fanout.emit(
                 ev.Warned(message=f"{text}: iterate over run.steps(loader, ...) or run.range(n)")

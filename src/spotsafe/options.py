@@ -13,7 +13,7 @@ from spotsafe.errors import EXIT_RECLAIMED
 from spotsafe.events import EventSink
 from spotsafe.policy.interval import SavePolicy, parse_save_every
 from spotsafe.policy.restarts import Limits
-from spotsafe.policy.retention import Keep, every, latest, parse_keep
+from spotsafe.policy.retention import DEFAULT_KEEP, Keep, parse_keep
 from spotsafe.reclaim.watcher import Watcher
 
 Resume = Literal["auto", "must", "never"]
@@ -46,7 +46,7 @@ class Options:
     resume: Resume = "auto"
     init_from: InitFrom | None = None
     policy: SavePolicy = field(default_factory=lambda: parse_save_every("auto"))
-    keep: Keep = field(default_factory=lambda: latest(2) | every(hours=1, keep=1))
+    keep: Keep = DEFAULT_KEEP
     grace: timedelta | None = None
     watch: Literal["auto"] | tuple[Watcher, ...] | None = "auto"
     on_reclaim: OnReclaim = "exit"

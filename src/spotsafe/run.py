@@ -22,7 +22,7 @@ from spotsafe.metrics import numbers_of
 from spotsafe.options import OPTION_NAMES, InitFrom, Options, make_options, merge_state
 from spotsafe.policy.interval import SavePolicy
 from spotsafe.policy.restarts import Limits
-from spotsafe.policy.retention import Keep, every, latest
+from spotsafe.policy.retention import DEFAULT_KEEP, Keep
 from spotsafe.reclaim.notice import ReclaimNotice
 from spotsafe.reclaim.watcher import Watcher
 from spotsafe.storage.open import open_store, same_place
@@ -41,7 +41,7 @@ def session(
     resume: Literal["auto", "must", "never"] = "auto",
     init_from: str | InitFrom | None = None,
     save_every: Literal["auto", "epoch"] | int | timedelta | SavePolicy | None = "auto",
-    keep: int | Keep = latest(2) | every(hours=1, keep=1),  # noqa: B008 - a frozen value, shared safely
+    keep: int | Keep = DEFAULT_KEEP,
     grace: timedelta | None = None,
     watch: Literal["auto"] | Watcher | Sequence[Watcher] | None = "auto",
     on_reclaim: Literal["exit", "return"] = "exit",
@@ -266,10 +266,11 @@ class Run:
         self._going.save(numbers_of({} if metrics is None else metrics))
 
     def wait(self) -> None:
-        """Wait until every save so far is published.
+        """Wait until every save so far is published, for `drain_timeout` at most.
 
         Raises:
             SaveFailed: one was not.
+            Superseded: a newer attempt of the run exists.
         """
         self._going.wait()
 

@@ -1,6 +1,6 @@
 """Carries out saves: stages a consistent moment in memory, hands it to the writer, and keeps count of how it went.
 
-When to save is `policy.interval`'s decision and what a moment is `safepoint`'s; this file only does it.
+When to save is `policy.interval`'s decision and what can be saved is known in `moments`; this file only does it.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Saver:
     """Step of the newest state that was staged or restored: where the policy counts from."""
     failures: list[str] = field(default_factory=list)
     """One line for each save of this attempt that failed."""
-    newest: str | None = None
-    """Name of the newest checkpoint that this attempt published."""
+    newest: str | None = field(init=False)
+    """Name of the newest checkpoint that this attempt published; before that, of the one it resumed from."""
     cost: SaveCost | None = None
     """What the last published save cost."""
     held_step: int = field(init=False)
@@ -76,7 +76,7 @@ class Saver:
     _frozen: FrozenTensors = field(init=False)
     _frozen_arena: Arena | None = None
     _saves: int = 0
-    _last_time: float = 0.0
+    _last_time: float = field(init=False)
     _in_a_row: int = 0
     _blocked: dict[CheckpointName, float] = field(default_factory=dict)
     _submitted_at: float = 0.0

@@ -354,7 +354,7 @@ def test_leaving_that_fails_makes_room_too() -> None:
     program = Program()
     with pytest.raises(spotsafe.SaveFailed), program.session(ill, save_every=None) as run:
         train(program, run)
-    assert program.of(ev.RunEnded)[0].outcome == "failed"
+    assert program.of(ev.RunEnded)[0].outcome == "storage_failed"
     with Program().session(store) as run:
         assert run.attempt == 2
 

@@ -12,9 +12,11 @@ import pytest
 import spotsafe
 from spotsafe import events as ev
 from spotsafe.storage.wrapping import Operation, WrappingStore
+from spotsafe.testing.faults import FailingStore
 from spotsafe.testing.memory import MemoryStore
 from tests.session.places import manifests, steps_there
 from tests.session.rig import Program
+from tests.session.test_ways_out import Announcer
 
 T = TypeVar("T")
 
@@ -118,6 +120,30 @@ def test_what_was_asked_for_waits_once_and_is_told_when_it_is_put_off(gate: Gate
     assert [(one.step, one.reason) for one in program.of(ev.SavePostponed)] == [(2, "asked")]
     [warned] = program.of(ev.Warned)
     assert "the save of step 2 is put off" in warned.message
+
+
+def test_three_failed_saves_do_not_cost_a_notice_its_save() -> None:
+    """They are found at the very safe point at which the notice is acted on; the store has recovered since."""
+    ill = [True]
+
+    def fail(name: str, path: str, number: int) -> Exception | None:
+        down = ill[0] and name == "put_large"
+        return spotsafe.StorageUnavailable(f"{path}: no answer", path=path) if down else None
+
+    store = MemoryStore()
+    program = Program()
+    with (
+        pytest.raises(spotsafe.Reclaimed),
+        program.session(FailingStore(store, fail=fail), save_every=1) as run,
+    ):
+        for step, batch in run.steps(program.loader, until=10):
+            program.train(step, batch)
+            run._attempt.saver.drain(30)
+            if step == 3:
+                ill[0] = False
+                Announcer(run).notice()
+    assert len(run.failures) == 3
+    assert steps_there(store) == [4]
 
 
 def test_a_save_that_was_put_off_is_made_at_the_end(gate: Gate) -> None:
