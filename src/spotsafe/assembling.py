@@ -14,7 +14,7 @@ from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.errors import RestartLoop
 from spotsafe.events import Event, Fanout
 from spotsafe.identity import Identity
-from spotsafe.ledger.reading import read_end
+from spotsafe.ledger.reading import writes_no_more
 from spotsafe.ledger.record import Ledger
 from spotsafe.loops import Loops
 from spotsafe.moments import Moments
@@ -229,7 +229,7 @@ def _connect(
 def _saver(setting: Setting, opened: Opened, state: SessionState, stack: ExitStack) -> Saver:
     options, emit, choice = setting.options, setting.fanout.emit, opened.choice
     store = setting.store
-    ended = (lambda attempt: read_end(store, attempt) is not None) if opened.claimed.single_writer else None
+    ended = (lambda attempt: writes_no_more(store, attempt)) if opened.claimed.single_writer else None
     writer = WriterThread(store, emit=emit, clock=options.clock, ended=ended)
     stack.callback(writer.close)
     saver = Saver(

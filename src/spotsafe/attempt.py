@@ -91,6 +91,7 @@ class Attempt:
                     outcome=self.outcome,
                     code=self.code,
                     newest=self.saver.newest,
+                    in_flight=self.saver.busy,
                     reason=self.loops.stop_reason if self.outcome == FINISHED else None,
                 )
             )

@@ -242,6 +242,8 @@ class RunEnded(Event):
     """The exit code that goes with it, if the session sets one."""
     newest: str | None
     """The newest checkpoint that this attempt published or resumed from."""
+    in_flight: bool = False
+    """Whether a save was still being written, which outlives the session by a moment: the time to drain was over."""
     reason: str | None = None
     """Of a finished run, what `run.stop` was told, if that is what ended its last loop."""
 

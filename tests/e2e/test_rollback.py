@@ -47,6 +47,9 @@ def test_a_living_run_is_rolled_back(make_bench: Callable[..., Bench]) -> None:
     """What it publishes after that is set aside; the next start repeats its steps to the same end, to the last bit."""
     bench, older, target = two_checkpoints(make_bench)
 
+    refused = spotsafe("rollback", f"{bench.run}@{target}")
+    assert refused.returncode == 1
+    assert "is alive" in refused.stderr, "its heart beats, and that is seen within an interval"
     answer = rollback(bench, target, "--takeover")
     assert answer["step"] == target.step
     older.go()

@@ -10,7 +10,14 @@ from spotsafe.checkpoint.attempts import AttemptRecord
 from spotsafe.checkpoint.layout import ledger_events, ledger_heartbeat
 from spotsafe.errors import EXIT_RESTART_LOOP, StorageUnavailable
 from spotsafe.events import CheckpointPublished, RunEnded, Warned
-from spotsafe.ledger.reading import past_attempts, read_end, read_events, read_heartbeat, read_step
+from spotsafe.ledger.reading import (
+    past_attempts,
+    read_end,
+    read_events,
+    read_heartbeat,
+    read_step,
+    writes_no_more,
+)
 from spotsafe.ledger.record import Ledger
 from spotsafe.policy.restarts import STOPPED, Limits, PastAttempt, restart_loop
 from spotsafe.storage.local import LocalStore
@@ -178,6 +185,18 @@ def test_the_end_is_read_from_the_last_piece_alone() -> None:
     assert end is not None
     assert (end.outcome, end.published) == ("left", 3)
     assert (counting.count("names"), counting.count("read"), len(counting.operations)) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_an_end_with_a_save_in_flight_is_not_the_last_write(in_flight: bool) -> None:
+    """On a store that keeps nobody apart such an attempt may still publish."""
+    store = MemoryStore()
+    ledger = Ledger(store, 1, clock=ManualClock())
+    ledger.emit(RunEnded(step=1, outcome="left", code=None, newest=None, in_flight=in_flight))
+    assert ledger.close()
+    assert read_end(store, 1) is not None
+    assert writes_no_more(store, 1) is not in_flight
+    assert not writes_no_more(store, 2), "without a record nobody knows"
 
 
 def test_no_record_is_no_end() -> None:

@@ -589,6 +589,7 @@ def test_leaving_waits_only_so_long_and_says_so(tmp_path: Path) -> None:
     try:
         with pytest.raises(spotsafe.SaveFailed, match="drain_timeout"):
             run.close()
+        assert program.of(ev.RunEnded)[0].in_flight, "what is still written may come after the end"
     finally:
         gate.set()
 

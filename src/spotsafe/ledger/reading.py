@@ -57,6 +57,16 @@ def read_end(store: Store, attempt: int) -> EndRecord | None:
     return piece.end if piece else None
 
 
+def writes_no_more(store: Store, attempt: int) -> bool:
+    """Whether an attempt recorded its end, and nothing of it was still being written then.
+
+    Raises:
+        StorageError: the store could not say.
+    """
+    end = read_end(store, attempt)
+    return end is not None and not end.in_flight
+
+
 def read_events(store: Store, attempt: int) -> list[Recorded]:
     """Everything that an attempt recorded, in order; types that this version does not know are left out.
 

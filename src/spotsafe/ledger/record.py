@@ -51,6 +51,8 @@ class EndRecord:
     newest: str | None
     wall: float
     """Unix time in seconds."""
+    in_flight: bool = False
+    """As in `RunEnded`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +256,7 @@ class Ledger:
                 published=self._published,
                 newest=event.newest,
                 wall=wall,
+                in_flight=event.in_flight,
             )
 
 
