@@ -9,7 +9,7 @@ import math
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -21,8 +21,16 @@ import numpy as np
 import pytest
 import torch
 
+import spotsafe
 from spotsafe.checkpoint import dtypes
+from spotsafe.checkpoint.candidates import read_index
+from spotsafe.checkpoint.catalog import resolve
+from spotsafe.checkpoint.digest import sha256_hex
+from spotsafe.checkpoint.index import encode_index
+from spotsafe.checkpoint.layout import CheckpointName, frozen_file
+from spotsafe.checkpoint.manifest import Marker, Reference, encode_manifest, encode_marker
 from spotsafe.checkpoint.typed import Unbound
+from spotsafe.errors import DamagedCheckpoint
 from spotsafe.loading import with_checkpoint
 from spotsafe.reader import load_verified
 from spotsafe.storage.open import open_store
@@ -304,3 +312,50 @@ def test_it_refuses_what_was_changed(file, tmp_path):
 
     with pytest.raises(ValueError, match=r"seal|differs"):
         independent_reader.read_newest(tmp_path)
+
+
+def refer(run: Path) -> Path:
+    """Move the last data file of the newest checkpoint into the folder of one that is gone, and refer to it there."""
+    store = open_store(str(run))
+    candidate = resolve(store)
+    owner, name, manifest = CheckpointName(1, 0, 1, "0" * 8), candidate.name, candidate.manifest
+    assert manifest is not None
+    (index,) = (read_index(store, candidate, part) for part in manifest.parts)
+    old, new = index.files[-1].name, frozen_file(0, 0)
+    (run / owner.folder).mkdir()
+    (run / name.file(old)).rename(run / owner.file(new))
+    (run / owner.manifest).write_bytes(encode_marker(Marker(state="retired", in_use=(new,))))
+    moved = replace(index.files[-1], name=new, checkpoint=str(owner), age_s=5.0)
+    tensors = tuple(
+        replace(one, slices=tuple(replace(box, file=new) if box.file == old else box for box in one.slices))
+        for one in index.tensors
+    )
+    data = encode_index(replace(index, files=(*index.files[:-1], moved), tensors=tensors))
+    (run / name.file("index-00000.json")).write_bytes(data)
+    part = replace(manifest.parts[0], size=len(data), sha256=sha256_hex(data))
+    reference = Reference(checkpoint=str(owner), file=new, size=moved.size)
+    total = manifest.total_bytes - moved.size
+    changed = replace(manifest, parts=(part,), references=(reference,), total_bytes=total)
+    (run / name.manifest).write_bytes(encode_manifest(changed))
+    return run / owner.file(new)
+
+
+def test_it_follows_references_to_files_of_retired_checkpoints(tmp_path):
+    """A file may lie in the folder of a checkpoint that does not exist any more; `spotsafe.load` finds it too."""
+    tracker = Tracker(warn=print)
+    tensors = {"head": torch.ones(40), "base": torch.arange(40.0)}
+    for name, tensor in tensors.items():
+        tracker.add(name, tensor)
+    write_checkpoint(open_store(str(tmp_path)), tracker.capture(), max_file_bytes=160)
+    path = refer(tmp_path)
+
+    found = assert_agree(tmp_path)
+
+    assert found.manifest["requires"] == ["references"]
+    assert found.tensors["base"].tolist() == tensors["base"].tolist()
+    held = spotsafe.load(tmp_path)
+    assert all(torch.equal(held[name], tensor) for name, tensor in tensors.items())
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert torch.equal(spotsafe.load(tmp_path, "head")["head"], tensors["head"])
+    with pytest.raises(DamagedCheckpoint, match=r"a000001-s000000000-0001-00000000/frozen-00000-000"):
+        spotsafe.load(tmp_path, "base")
