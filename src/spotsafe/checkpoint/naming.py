@@ -17,13 +17,14 @@ The tensors inside such a value can be had by their own names too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from spotsafe.checkpoint.index_values import Index
 from spotsafe.checkpoint.typed_scalars import TAG
 from spotsafe.checkpoint.typed_values import tensor_names
-from spotsafe.errors import DamagedCheckpoint
+from spotsafe.errors import DamagedCheckpoint, SpotsafeError
 
 Json = Any
 """A value that `json` can write."""
@@ -59,9 +60,22 @@ def contents(indexes: Sequence[Index], *, checkpoint: str) -> Contents:
     Raises:
         DamagedCheckpoint: the state in them is not what a session or an import writes.
     """
-    try:
+    with reading_trees(checkpoint):
         return _contents(indexes)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+
+
+@contextmanager
+def reading_trees(checkpoint: str) -> Iterator[None]:
+    """Around code that goes through trees of state: what it stumbles over there is damage.
+
+    Raises:
+        DamagedCheckpoint: a tree is not what a session or an import writes.
+    """
+    try:
+        yield
+    except SpotsafeError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         reason = f"its state cannot be read: {type(error).__name__}: {error}"
         raise DamagedCheckpoint(checkpoint=checkpoint, file="index-*.json", reason=reason) from error
 
@@ -89,17 +103,16 @@ def _free(name: str, taken: Mapping[str, Json]) -> str:
 
 def module_entries(tree: Mapping[str, Json]) -> Mapping[str, Json] | None:
     """The state_dict of a tracked module, key by key; None if `tree` is no module's."""
-    return tree["state"] if tree[_KIND] == "module" else None
+    return tree["state"] if tree.get(_KIND) == "module" else None
 
 
 def objects(state: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:
     """Path and tree of every tracked object; of dicts and lists of objects, those in them.
 
-    Raises:
-        KeyError, TypeError: the trees are none that a session or an import writes.
+    To be used inside of `reading_trees`.
     """
     for path, tree in state.items():
-        if tree[_KIND] in {"dict", "list"}:
+        if tree.get(_KIND) in {"dict", "list"}:
             yield from objects({_at(path, key): inner for key, inner in tree["items"]})
         else:
             yield path, tree

@@ -40,6 +40,11 @@ _RECORDS = {
         "_MEM_FORMAT_ENCODING",
     )
 } | {("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
+_NONSENSE = (
+    pickle.UnpicklingError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError,
+    EOFError, MemoryError,
+)  # fmt: skip
+"""What a file that torch did not write may lead to, at whatever place."""
 _PATHS = {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}
 
 
@@ -109,18 +114,10 @@ def read_dcp_folder(path: str) -> dict[str, Any]:
             value = _read_value(path, name, entry, storage.get(name, {}))
             _set(nested, mapping.get(name, (name,)), value)
         return {key: _lists(value) for key, value in nested.items()}
-    except (
-        pickle.UnpicklingError,
-        ValueError,
-        TypeError,
-        EOFError,
-        KeyError,
-        IndexError,
-        AttributeError,
-    ) as error:
+    except _NONSENSE as error:
         raise UnsupportedState(
-            f"{file} is not read: {error}. Only what torch.distributed.checkpoint itself writes is; "
-            "nothing of it was executed",
+            f"{file} is not read: {str(error) or type(error).__name__}. Only what torch.distributed.checkpoint "
+            "itself writes is; nothing of it was executed",
             path=file,
         ) from error
 

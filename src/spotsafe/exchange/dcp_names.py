@@ -62,8 +62,7 @@ def flatten(state: Mapping[str, Json]) -> dict[str, tuple[Path, Json]]:
     torch.distributed.checkpoint names it: ``<tracked name>.state.<parameter>.exp_avg``, the parameter without the
     name under which its module was tracked.
 
-    Raises:
-        KeyError, TypeError, ValueError: the trees are none that a session or an import writes.
+    To be used inside of `reading_trees`.
     """
     trees = dict(objects(state))
     modules = [path for path, tree in trees.items() if module_entries(tree) is not None]

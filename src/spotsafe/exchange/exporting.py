@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from spotsafe.checkpoint import dtypes
-from spotsafe.checkpoint.naming import module_entries, objects
+from spotsafe.checkpoint.naming import module_entries, objects, reading_trees
 from spotsafe.errors import StateMismatch, StorageError, StorageExists, UnsupportedState
 from spotsafe.exchange.dcp_folder import is_dcp_folder
 from spotsafe.exchange.optimizers import by_name, by_position, is_optimizer_tree, parts_of
@@ -81,7 +81,8 @@ def export(opened: Opened, path: str, *, everything: bool = False, force: bool =
     form, path = form_of(path), path.rstrip("/")
     if os.path.lexists(path) and not force:
         raise StorageExists(f"{path} is there already; --force replaces it", path=path)
-    values = _everything(opened, form) if everything else _weights(opened)
+    with reading_trees(opened.name):
+        values = _everything(opened, form) if everything else _weights(opened)
     kept, left_out = _held(values, tensors_only=form == "safetensors")
     tensors = dict(_tensors(kept))
     if form == "safetensors":

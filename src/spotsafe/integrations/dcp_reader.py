@@ -22,8 +22,8 @@ from torch.futures import Future
 
 from spotsafe.checkpoint.catalog import split_target
 from spotsafe.checkpoint.index import Slice, TensorEntry
-from spotsafe.checkpoint.naming import is_tensor
-from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, StateMismatch, StorageNotFound
+from spotsafe.checkpoint.naming import is_tensor, reading_trees
+from spotsafe.errors import CheckpointNotFound, StateMismatch, StorageNotFound
 from spotsafe.exchange.dcp_names import Path, flatten
 from spotsafe.integrations.dcp_writer import step_of
 from spotsafe.loading import Opened, decode, read_slices, with_checkpoint
@@ -65,12 +65,8 @@ class SpotsafeReader(StorageReader):
         """
         opened = with_checkpoint(self._target(), lambda found: found)
         state = {name: tree for index in opened.indexes for name, tree in index.state.items()}
-        try:
+        with reading_trees(opened.name):
             self._values = flatten(state) or _bare(opened)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise DamagedCheckpoint(
-                checkpoint=opened.name, file="index-*.json", reason=repr(error)
-            ) from error
         self._opened = opened
         entries = opened.tensors()
         return Metadata(
