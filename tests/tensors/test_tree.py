@@ -465,3 +465,22 @@ def test_expanded_tensors_overlap_themselves() -> None:
     assert not overlaps_itself(torch.arange(3).expand(1, -1))
     assert not overlaps_itself(torch.ones(2, 3).t())
     assert not overlaps_itself(coo(coalesced=True))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"$": "torch.sparse_coo"},
+        {"$": "torch.sparse_coo", "indices": [1], "values": [], "shape": [2], "coalesced": True},
+        {"$": "torch.sparse_csr", "crow_indices": 1, "col_indices": 2, "values": 3, "shape": [1]},
+        {"$": "ndarray", "dtype": "nonsense", "shape": [1], "values": {"$": "tensor", "name": "x"}},
+        {"$": "ndarray", "dtype": "<f4", "shape": "x", "values": {"$": "tensor", "name": "x"}},
+        {"$": "torch.device", "value": "nowhere"},
+        {"$": "torch.Size", "value": ["x"]},
+        {"$": "torch.dtype"},
+    ],
+)
+def test_nodes_that_no_program_writes_are_told_with_their_place(node: Any) -> None:
+    """Whatever torch or numpy makes of them, the error is ours and says where."""
+    with pytest.raises(StateMismatch, match=r"\['a'\]"):
+        Source({"x": torch.ones(1)}).decode({"a": node})

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from spotsafe.checkpoint import typed
-from spotsafe.errors import StateMismatch
+from spotsafe.errors import SpotsafeError, StateMismatch
 from spotsafe.tensors import arrays
 from spotsafe.tensors.tree import COMPRESSED, PLAIN, WORDS, Json, as_bytes, clone, is_wrapper
 
@@ -94,7 +94,15 @@ class Source:
         if tag == "tensor":
             return _in_class(self._tensor(node, live), live)
         build = _BUILDERS.get(tag)
-        return NotImplemented if build is None else build(self, node, live, path)
+        if build is None:
+            return NotImplemented
+        try:
+            return build(self, node, live, path)
+        except SpotsafeError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise StateMismatch(f"{path}: the checkpoint holds no proper {tag} there: {first}") from error
 
     def sparse_coo(self, node: Mapping[str, Json], live: object, path: str) -> torch.Tensor:
         """A sparse tensor in coordinate form, coalesced or not as it was."""
