@@ -6,7 +6,7 @@ the claim, and what is loaded is chosen after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt, read_branch
@@ -87,13 +87,13 @@ def claim_attempt(
         UnsupportedFormat: a newer spotsafe wrote the newest.
         RunInUse: another job lives on this folder.
     """
-    listing = look(store)
-    first = _records(store, [one for one in listing.attempts[:1] if one == 1], emit=emit)
-    branch = read_branch(store, listing)
-    choice = choose(store, listing, run=first[0].run if first else None, emit=emit, branch=branch)
-    _check_rolled_back(store, choice, branch)
-    if choice is None:
-        check_history(store, listing=listing)
+
+    def find(listing: Listing) -> Choice | None:
+        first = _records(store, [one for one in listing.attempts[:1] if one == 1], emit=emit)
+        run, branch = first[0].run if first else None, read_branch(store, listing)
+        return _choose(store, listing, run=run, branch=branch, emit=emit, unusable={})
+
+    listing, choice = _look_and(find, store)
     _check_resume(store, options, choice)
     if choice is not None:
         _check_shapes(store, choice.candidate, tracker)
@@ -144,13 +144,15 @@ def load_newest(
             "A person has to look at it; restart_limits= changes the limits"
         )
     unusable: dict[str, str] = {}
+
+    record = claimed.record
+
+    def find(listing: Listing) -> Choice | None:
+        return _choose(store, listing, run=record.run, branch=record.rollbacks, emit=emit, unusable=unusable)
+
     for _ in range(_TRIES):
-        listing = look(store)
-        branch = claimed.record.rollbacks
-        choice = choose(store, listing, run=claimed.record.run, emit=emit, unusable=unusable, branch=branch)
-        _check_rolled_back(store, choice, branch)
+        _, choice = _look_and(find, store)
         if choice is None:
-            check_history(store, listing=listing, reasons=unusable)
             return Opened(claimed=claimed, choice=None, loaded=None)
         try:
             loaded = load_chosen(store, choice, emit=emit, unusable=unusable, threads=threads)
@@ -183,6 +185,41 @@ def load_init_from(source: InitFrom, *, tracker: Tracker, emit: Callable[[Event]
     candidate = resolve(store, selector or "latest")
     loaded = load_verified(store, candidate, emit=emit)
     tracker.initialize(loaded.saved, weights_only=source.what == "weights")
+
+
+def _look_and(find: Callable[[Listing], Choice | None], store: Store) -> tuple[Listing, Choice | None]:
+    """Look at the run and choose, by two looks that show the same where nothing can be chosen.
+
+    Another attempt that lives may publish new checkpoints and withdraw all that a listing shows while they are
+    read, which is no fault of the run.
+    """
+    before: Listing | None = None
+    for _ in range(_TRIES):
+        listing = look(store)
+        try:
+            return listing, find(listing)
+        except NoUsableCheckpoint:
+            if before is not None and listing.names == before.names:
+                raise
+            before = listing
+    listing = look(store)
+    return listing, find(listing)
+
+
+def _choose(
+    store: Store,
+    listing: Listing,
+    *,
+    run: str | None,
+    branch: Branch,
+    emit: Callable[[Event], None],
+    unusable: Mapping[str, str],
+) -> Choice | None:
+    choice = choose(store, listing, run=run, emit=emit, unusable=unusable, branch=branch)
+    _check_rolled_back(store, choice, branch)
+    if choice is None:
+        check_history(store, listing=listing, reasons=unusable)
+    return choice
 
 
 def _check_resume(store: Store, options: Options, choice: Choice | None) -> None:

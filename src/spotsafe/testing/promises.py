@@ -1,0 +1,284 @@
+"""What no schedule of a run's attempts may break: the promises of docs/DESIGN.md, section 3, as rules of a search.
+
+- Every published checkpoint is whole at every moment, unless a disk or a person has harmed it.
+- The newest never goes back but by a rollback, and a healthy one never gives way to an unhealthy one.
+- A start resumes from what was the newest when it claimed, or from something newer; never afresh beside a checkpoint.
+- Nothing that an attempt resumed from is withdrawn before it has two newer ones, nor what it passed over by itself.
+- No restore finds a file gone, unless a newer attempt has begun.
+- A claim is one process's alone. Who was superseded before a save began, and publishes it, ends there.
+- Whatever is left at the end, a new attempt can resume from the newest, and save.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spotsafe.checkpoint.branch import Branch
+from spotsafe.checkpoint.layout import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    MANIFEST,
+    CheckpointName,
+    attempt_record,
+    parse_attempt,
+)
+from spotsafe.errors import NoUsableCheckpoint, StorageError, StorageNotFound, StorageUnavailable, Superseded
+from spotsafe.testing.cloud import BLIND, DONE, STALE, Cloud, Objects
+from spotsafe.testing.parking import Failure, Request
+from spotsafe.testing.protocol import Plan, alone
+from spotsafe.testing.schedules import LANDING, Broken, Choice, Step
+from spotsafe.testing.seen import Choosable, manifest_at, names, newest, problem, published, record_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the rules remember of a schedule."""
+
+    newest: Choosable | None
+    """What a resume would choose now."""
+    branch: Branch = ()
+    """The rollbacks that count, as the newest record has them."""
+    rotten: frozenset[str] = frozenset()
+    """Checkpoints that a disk or a person has harmed, or whose manifest came back when their files were gone."""
+    lost: frozenset[str] = frozenset()
+    """Objects that a person has taken away."""
+    owners: frozenset[tuple[int, str]] = frozenset()
+    """Attempt and process."""
+    bases: frozenset[tuple[str, Choosable | None]] = frozenset()
+    """Process, and what was the newest when its claim was created."""
+    origins: frozenset[tuple[int, CheckpointName]] = frozenset()
+    """Attempt, and what it resumed from."""
+    withdrawn: frozenset[CheckpointName] = frozenset()
+    """Checkpoints whose manifest was published and is not any more."""
+    passed: frozenset[tuple[str, CheckpointName]] = frozenset()
+    """Process, and what its resume passed over."""
+    saving: frozenset[tuple[str, CheckpointName]] = frozenset()
+    """Process, and what it is writing."""
+    behind: frozenset[str] = frozenset()
+    """Processes whose present save began when a newer attempt had claimed."""
+    restoring: frozenset[str] = frozenset()
+    """Processes between claim and the end of the restore."""
+    faulty: frozenset[str] = frozenset()
+    """Processes for which an operation has failed: they may end by a storage error."""
+
+
+class ProtocolRules:
+    """The promises of docs/DESIGN.md, section 3."""
+
+    def begin(self, objects: Objects) -> Memory:
+        """See `Rules`."""
+        return Memory(newest=newest(objects, frozenset()))
+
+    def tolerates(self, memory: Memory, cloud: Cloud, choice: Choice, request: Request) -> bool:
+        """See `Rules`: no listing is older than the claim of the attempt that asks, or it shows nothing at all."""
+        if choice.fate == BLIND:
+            return request.path == CHECKPOINTS and request.name == "names"
+        if choice.fate == STALE:
+            own = [attempt_record(number) for number, who in memory.owners if who == choice.who]
+            return all(path in cloud.past[-choice.place] for path in own)
+        return True
+
+    def after(self, memory: Memory, step: Step) -> Memory:
+        """See `Rules`."""
+        if step.choice.fate not in {DONE, STALE} and step.who not in memory.faulty:
+            memory = replace(memory, faulty=memory.faulty | {step.who})
+        if step.after is not step.before:
+            memory = self._after_effect(memory, step)
+        elif step.who in memory.restoring and not _superseded(memory, step):
+            _check_nothing_gone(memory, step)
+        for note in step.notes:
+            memory = self._after_note(memory, step, note)
+        if step.ended:
+            _check_end(memory, step)
+        return memory
+
+    def end(self, memory: Memory, objects: Objects) -> None:
+        """See `Rules`: a new attempt resumes from the newest, and can save."""
+        if memory.newest is None and memory.rotten:
+            return  # nothing that is good is left
+        notes, after = alone(objects, Plan())
+        said = {note[0]: note[1:] for note in notes}
+        wanted = None if memory.newest is None else memory.newest.name
+        if "failed" in said:
+            raise Broken(f"the next attempt fails: {said['failed'][0]!r}")
+        if said["resumed from"] != (wanted,):
+            raise Broken(f"the next attempt resumes from {said['resumed from'][0]} instead of {wanted}")
+        if said["saved"] != (True, None, type(None), None):
+            raise Broken(f"the save of the next attempt ends so: {said['saved']}")
+        _check_whole(after, memory.rotten)
+
+    def _after_effect(self, memory: Memory, step: Step) -> Memory:
+        request = step.request
+        if request.name in {"damage", "lose"}:
+            return _harmed(memory, step)
+        top, _, rest = request.path.partition("/")
+        if top == ATTEMPTS:
+            number = parse_attempt(rest)
+            return memory if number is None else _claimed(memory, step, number)
+        name = CheckpointName.parse(rest.partition("/")[0])
+        if name is None or request.name in {"put", "put_large"}:
+            return memory  # what is added takes nothing away
+        if request.path == name.manifest and request.name in {"delete", "replace"}:
+            _check_not_needed(memory, step, name)
+        if step.choice.who == LANDING and name in memory.withdrawn and request.name == "create":
+            memory = _risen(memory, step, name)
+        now = newest(step.after, memory.rotten, branch=memory.branch)
+        _check_forward(memory.newest, now)
+        _check_whole(step.after, memory.rotten)
+        gone = names(step.before) - names(step.after) if request.path == name.manifest else frozenset()
+        return replace(memory, newest=now, withdrawn=memory.withdrawn | gone)
+
+    def _after_note(self, memory: Memory, step: Step, note: tuple[Any, ...]) -> Memory:
+        match note:
+            case ("claimed", int(number)):
+                if (number, step.who) not in memory.owners:
+                    raise Broken(f"{step.who} believes that attempt {number} is its own")
+                return replace(memory, restoring=memory.restoring | {step.who})
+            case ("passed over", names):
+                passed = memory.passed | {(step.who, name) for name in names}
+                return replace(memory, passed=passed)
+            case ("resumed from", name):
+                return _resumed(memory, step, name)
+            case ("saves", CheckpointName(attempt=number)):
+                superseded = attempt_record(number + 1) in step.after
+                behind = memory.behind | {step.who} if superseded else memory.behind - {step.who}
+                saving = memory.saving | {(step.who, note[1])}
+                return replace(memory, behind=behind, saving=saving)
+            case ("saved", published, superseded_by, kind, error):
+                if published and superseded_by is None and step.who in memory.behind:
+                    raise Broken(
+                        f"{step.who} was superseded before this save began, published it, and goes on"
+                    )
+                faulty = step.who in memory.faulty and issubclass(kind, StorageError)
+                if error is not None and not faulty and not _superseded(memory, step):
+                    raise Broken(f"a save of {step.who} fails: {error!r}")
+                saving = frozenset(one for one in memory.saving if one[0] != step.who)
+                return replace(memory, saving=saving)
+            case _:
+                return memory
+
+
+def _superseded(memory: Memory, step: Step) -> bool:
+    """Whether a newer attempt exists, which may have swept away what this one was writing."""
+    return attempt_record(max(number for number, who in memory.owners if who == step.who) + 1) in step.after
+
+
+def _claimed(memory: Memory, step: Step, number: int) -> Memory:
+    if step.request.path in step.before:
+        raise Broken(f"the record of attempt {number} is written again by {step.who}")
+    owners = memory.owners | {(number, step.who)}
+    branch = record_at(step.after[step.request.path], number).rollbacks
+    if branch != memory.branch:
+        _check_branch(memory, branch, number)
+        now = newest(step.after, memory.rotten, branch=branch)
+        memory = replace(memory, branch=branch, newest=now)
+    bases = memory.bases | {(step.who, memory.newest)} if step.who not in dict(memory.bases) else memory.bases
+    return replace(memory, owners=owners, bases=bases)
+
+
+def _check_branch(memory: Memory, branch: Branch, number: int) -> None:
+    """Only a rollback changes what counts."""
+    if not branch or branch[-1].attempt != number:
+        raise Broken(f"attempt {number} is no rollback, and forgets {memory.branch} for {branch}")
+
+
+def _harmed(memory: Memory, step: Step) -> Memory:
+    """Who changes what is stored has harmed what needs it; who takes it away also what is just being written."""
+    harmed = {str(one.name) for one in published(step.after) if problem(one, step.after)}
+    lost = memory.lost
+    if step.request.name == "lose":
+        harmed |= {str(name) for _, name in memory.saving}
+        lost = lost | {step.request.path}
+    rotten = memory.rotten | harmed
+    now = newest(step.after, rotten, branch=memory.branch)
+    bases = frozenset(
+        (who, base and newest(step.after, rotten, branch=memory.branch, up_to=base.name))
+        for who, base in memory.bases
+    )
+    return replace(memory, rotten=rotten, lost=lost, newest=now, bases=bases)
+
+
+def _risen(memory: Memory, step: Step, name: CheckpointName) -> Memory:
+    """A manifest that lands when its files are gone is one that a resume passes over, if it must not take it."""
+    now = newest(step.after, memory.rotten, branch=memory.branch)
+    if now is not None and now.name == name:
+        raise Broken(f"{name} was withdrawn, and its manifest comes back as the newest")
+    return replace(memory, rotten=memory.rotten | {str(name)})
+
+
+def _resumed(memory: Memory, step: Step, name: CheckpointName | None) -> Memory:
+    who, base = step.who, dict(memory.bases)[step.who]
+    taken = base is not None and _superseded(memory, step) and base.name not in names(step.after)
+    if base is not None and not taken and not _as_good(step.after, name, base):
+        raise Broken(f"{who} resumes from {name}, but {base.name} was there when it claimed")
+    if name is not None:
+        number = max(number for number, owner in memory.owners if owner == who)
+        memory = replace(memory, origins=memory.origins | {(number, name)})
+    return replace(memory, restoring=memory.restoring - {who})
+
+
+def _as_good(objects: Objects, name: CheckpointName | None, base: Choosable) -> bool:
+    if name is None or name == base.name:
+        return name is not None
+    manifest = manifest_at(name.manifest, objects.get(name.manifest, b""))
+    healthy = (
+        manifest is None or manifest.health.healthy
+    )  # one that is gone was taken away by a newer attempt
+    return (healthy, name) > (base.healthy, base.name)
+
+
+def _check_forward(before: Choosable | None, after: Choosable | None) -> None:
+    if before is None or before == after:
+        return
+    if (
+        after is None
+        or after.healthy < before.healthy
+        or (after.healthy == before.healthy and after.name < before.name)
+    ):
+        raise Broken(f"the newest goes back from {before.name} to {None if after is None else after.name}")
+
+
+def _check_whole(objects: Objects, rotten: frozenset[str]) -> None:
+    for manifest in published(objects):
+        if str(manifest.name) not in rotten:
+            text = problem(manifest, objects)
+            if text:
+                raise Broken(f"{manifest.name} is published, and {text}")
+
+
+def _check_nothing_gone(memory: Memory, step: Step) -> None:
+    path = step.request.path
+    gone = isinstance(step.answer, Failure) and step.answer.kind is StorageNotFound
+    if not gone or not path.startswith(f"{CHECKPOINTS}/") or path.endswith(MANIFEST):
+        return
+    if path not in memory.lost and path.split("/")[1] not in memory.rotten:
+        raise Broken(f"the restore of {step.who} finds {path} gone")
+
+
+def _check_not_needed(memory: Memory, step: Step, name: CheckpointName) -> None:
+    """What an attempt resumed from stays until it has two newer ones; what it passed over it does not touch."""
+    if (step.who, name) in memory.passed:
+        raise Broken(f"{step.who} withdraws {name}, which its resume passed over")
+    deleting = [number for number, owner in memory.owners if owner == step.who]
+    for number, origin in memory.origins:
+        if origin != name or not deleting or max(deleting) > number:
+            continue
+        newer = [one for one in published(step.before) if one.name > origin and one.health.healthy]
+        if max(deleting) < number or len(newer) < 2:
+            raise Broken(f"{step.who} withdraws {name}, which attempt {number} resumed from")
+
+
+def _check_end(memory: Memory, step: Step) -> None:
+    error = step.error
+    if error is None:
+        return
+    if isinstance(error, Superseded):
+        if not _superseded(memory, step):
+            raise Broken(f"{step.who} ends as superseded, and is the newest")
+        return
+    if isinstance(error, StorageUnavailable) and step.who in memory.faulty:
+        return
+    if isinstance(error, NoUsableCheckpoint) and memory.lost:
+        return  # all may need the file that a person took away
+    raise Broken(f"{step.who} ends by {error!r}")
