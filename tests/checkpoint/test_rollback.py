@@ -552,6 +552,7 @@ def _operations(base: MemoryStore) -> list[Operation]:
     return counting.operations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_crash_at_every_operation_of_the_attempt_after_it(after: bool) -> None:
     """Claim, saves, sweep and retention on the new branch: it never leaves the branch, and loses nothing of either."""
@@ -583,6 +584,7 @@ def test_crash_at_every_operation_of_the_attempt_after_it(after: bool) -> None:
     assert chosen == {2, 3, 4, 5}
 
 
+@pytest.mark.slow
 def test_branches_of_many_random_histories_agree_with_a_model() -> None:
     """Trainings and rollbacks in any order: what counts is the line of ancestors, as a plain model has it."""
     for seed in range(30):

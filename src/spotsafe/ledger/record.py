@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 
 from spotsafe.checkpoint import layout
+from spotsafe.checkpoint.claim import HEARTBEAT_S
 from spotsafe.clock import Clock
 from spotsafe.events import CheckpointPublished, Event, RunEnded, RunStarted, Warned
 from spotsafe.storage.store import Store
 
 FORMAT = 1
-HEARTBEAT_S = 30.0
 FLUSH_S = 60.0
 MAX_BYTES = 32 << 20
 """More than a piece can have: `_PIECE` events, each with a few texts of `_TEXT` characters."""
