@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import spotsafe
-from spotsafe.checkpoint import dtypes
+from spotsafe.checkpoint import dtypes, typed_decode, typed_scalars
 from spotsafe.checkpoint.candidates import read_index
 from spotsafe.checkpoint.catalog import resolve
 from spotsafe.checkpoint.digest import sha256_hex
@@ -34,6 +34,7 @@ from spotsafe.errors import DamagedCheckpoint
 from spotsafe.loading import with_checkpoint
 from spotsafe.reader import load_verified
 from spotsafe.storage.open import open_store
+from spotsafe.tensors import source
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import as_bytes
 from spotsafe.testing.states import write_checkpoint
@@ -216,12 +217,12 @@ def assert_agree(folder: Path) -> independent_reader.Checkpoint:
         assert found.dtypes[name] == str(tensor.dtype).removeprefix("torch.")
         assert found.tensors[name].shape[: tensor.ndim] == tuple(tensor.shape), name
         assert found.tensors[name].tobytes() == raw(tensor), name
-    source = Source(ours.saved.tensors, lenient=True)
+    values = Source(ours.saved.tensors, lenient=True)
     assert found.state.keys() == ours.saved.state.keys()
     for name, tree in ours.saved.state.items():
         if "torch.wrapper" not in str(tree):  # which takes a live tensor to rebuild
-            assert form(found.state[name]) == form(source.decode(tree)), name
-    assert form(found.session) == form(source.decode(ours.session))
+            assert form(found.state[name]) == form(values.decode(tree)), name
+    assert form(found.session) == form(values.decode(ours.session))
     return found
 
 
@@ -288,6 +289,16 @@ def test_the_page_describes_every_kind_of_state(tmp_path):
         for tree in tracker.capture().state.values():
             row = next(line for line in page.splitlines() if line.startswith(f"| `{tree['kind']}` |"))
             assert not [member for member in tree if member != "kind" and f"`{member}`" not in row], row
+
+
+def test_it_knows_every_tag():
+    """Whoever adds a kind of value to the format adds it here; what takes torch or a class comes as it is."""
+    tags = [*typed_scalars.DECODERS, *typed_decode._CONTAINERS, *source._BUILDERS]
+    known = {"tensor", *independent_reader.CONTAINERS, *independent_reader.KINDS}
+
+    assert not [
+        tag for tag in tags if tag not in known and not tag.startswith(("enum", "dataclass", "torch."))
+    ]
 
 
 def test_it_is_small_and_independent():

@@ -232,5 +232,6 @@ def test_the_ending_says_the_kind(call, tmp_path):
         "dcp",
         "dcp",
     ]
-    result = call("export", tmp_path, "x.onnx")
-    assert (result.exit_code, "says no kind of file" in result.stderr) == (2, True)
+    for out, words in (("x.onnx", "says no kind of file"), ("s3://bucket/x.pt", "is a url")):
+        result = call("export", tmp_path, out)
+        assert (result.exit_code, words in result.stderr) == (2, True)

@@ -11,12 +11,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import spotsafe
 from spotsafe.checkpoint.candidates import candidates, look
 from spotsafe.checkpoint.catalog import resolve
 from spotsafe.checkpoint.verify import verify
+from spotsafe.errors import StateMismatch
 from spotsafe.integrations.dcp import SpotsafeReader, SpotsafeWriter
 from spotsafe.integrations.dcp_writer import step_of
 from spotsafe.storage.open import open_store
@@ -318,3 +320,35 @@ def test_a_store_may_stand_for_the_url():
     save(store, {"w": torch.ones(2)})
 
     assert load(store, {"w": torch.zeros(2)})["w"].tolist() == [1.0, 1.0]
+
+
+def test_ranks_that_found_different_checkpoints_load_none(tmp_path):
+    """Between two ranks' looks one may be published; half of each would be no checkpoint at all."""
+    save(tmp_path, {"w": torch.ones(2)}, checkpoint_id="1")
+    readers = [SpotsafeReader(tmp_path), SpotsafeReader(tmp_path)]
+    readers[0].read_metadata()
+    save(tmp_path, {"w": torch.ones(2)}, checkpoint_id="2")
+    readers[1].read_metadata()
+    plans = [reader.prepare_local_plan(LoadPlan([])) for reader in readers]
+
+    with pytest.raises(StateMismatch, match="found different checkpoints"):
+        readers[0].prepare_global_plan(plans)
+    assert readers[0].prepare_global_plan(plans[:1]) == plans[:1]
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read(tmp_path):
+    """The error says so; nothing was loaded."""
+    save(tmp_path, {"w": torch.ones(2), "n": 1})
+    reader = SpotsafeReader(tmp_path)
+    real = reader.prepare_local_plan
+
+    def delete_and_go_on(plan: LoadPlan) -> LoadPlan:
+        for path in tmp_path.rglob("data-*"):
+            path.unlink()
+        return real(plan)
+
+    reader.prepare_local_plan = delete_and_go_on
+    values = {"w": torch.zeros(2), "n": 0}
+    with pytest.raises(CheckpointException, match="was deleted while it was read"):
+        dcp.load(values, storage_reader=reader, no_dist=True)
+    assert same(values, {"w": torch.zeros(2), "n": 0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import os
 import shutil
 import warnings
@@ -45,8 +46,10 @@ def form_of(path: str) -> Form:
     """What kind of file a name asks for.
 
     Raises:
-        ValueError: none that is known.
+        ValueError: none that is known, or not on this machine.
     """
+    if "://" in path:
+        raise ValueError(f"{path!r} is a url; export to a path of this machine, and copy the file")
     if path.endswith(".safetensors"):
         return "safetensors"
     if path.endswith((".pt", ".pth", ".bin")):
@@ -226,9 +229,12 @@ def _save_dcp(values: dict[str, Any], path: str) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415 - half a second
     from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
+    alone = (
+        {"no_dist": True} if "no_dist" in inspect.signature(save).parameters else {}
+    )  # not before torch 2.6
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what is meant
-        save(values, storage_writer=FileSystemWriter(path), no_dist=True)
+        save(values, storage_writer=FileSystemWriter(path), **alone)
 
 
 def _place(path: str, write: Callable[[str], object], *, force: bool) -> None:
