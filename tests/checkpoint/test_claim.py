@@ -195,7 +195,7 @@ def asked(record: AttemptRecord | None, watch: Watch, *, ended: bool = False, al
     running: Callable[[int], bool] = lambda pid: alive  # noqa: E731 - a scripted answer
     return in_use(
         record,
-        ended=ended,
+        ended=lambda: ended,
         identity=IDENTITY,
         is_running=running,
         read_heartbeat=watch.read,
@@ -209,6 +209,36 @@ def test_beating_heart_of_another_job_means_in_use(change: dict[str, object]) ->
     watch = Watch([b"1", b"1", b"2"])
     assert asked(previous(**change), watch)
     assert watch.waited <= 1.25 * HEARTBEAT_S
+
+
+def test_a_job_that_ends_while_it_is_watched_is_no_obstacle() -> None:
+    """Its last beat came, and then it recorded its end."""
+    ends = iter([False, True])
+    watch = Watch([b"1", b"2"])
+    assert not in_use(
+        previous(job="j-2"),
+        ended=lambda: next(ends),
+        identity=IDENTITY,
+        is_running=lambda pid: True,
+        read_heartbeat=watch.read,
+        wait=watch.wait,
+    )
+
+
+def test_a_restart_asks_the_store_nothing() -> None:
+    """The same job and arguments: there is nothing to find out."""
+
+    def fail() -> bool:
+        raise StorageUnavailable("down")
+
+    assert not in_use(
+        previous(),
+        ended=fail,
+        identity=IDENTITY,
+        is_running=lambda pid: True,
+        read_heartbeat=lambda: None,
+        wait=lambda seconds: None,
+    )
 
 
 def test_first_beat_counts() -> None:
@@ -253,7 +283,7 @@ def test_unknown_boot_is_no_proof() -> None:
     watch = Watch([b"1", b"2"])
     assert in_use(
         record,
-        ended=False,
+        ended=lambda: False,
         identity=identity,
         is_running=lambda pid: False,
         read_heartbeat=watch.read,
@@ -270,7 +300,7 @@ def test_error_while_watching_is_raised() -> None:
     with pytest.raises(StorageUnavailable):
         in_use(
             previous(job="j-2"),
-            ended=False,
+            ended=lambda: False,
             identity=IDENTITY,
             is_running=lambda pid: True,
             read_heartbeat=fail,

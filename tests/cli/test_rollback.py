@@ -166,7 +166,9 @@ def test_a_run_without_an_end_is_watched_for_an_interval(tmp_path, call, impatie
     """A machine that vanished wrote no end; after an interval without a beat it is taken for dead."""
     runs.run(tmp_path, 1, 2)
 
-    assert call("rollback", f"{tmp_path}@1").exit_code == 0
+    result = call("rollback", f"{tmp_path}@1")
+    assert result.exit_code == 0
+    assert result.stderr.count("whether it is alive") == 1, "said once"
     assert sum(impatient) >= 30
     impatient.clear()
     assert call("rollback", f"{tmp_path}@2").exit_code == 0

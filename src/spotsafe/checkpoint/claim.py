@@ -43,6 +43,9 @@ __all__ = [
 HEARTBEAT_S = 30.0
 """Seconds after which a living attempt replaces its heartbeat."""
 
+WATCHED_S = 1.25 * HEARTBEAT_S
+"""How long a heartbeat is watched: a quarter more than the interval, for the beat itself takes time to arrive."""
+
 _TRIES = 1000
 _LOOKS = 6
 
@@ -156,40 +159,40 @@ def is_exclusive(store: Store, record: AttemptRecord) -> bool:
 def in_use(
     previous: AttemptRecord | None,
     *,
-    ended: bool,
+    ended: Callable[[], bool],
     identity: Identity,
     is_running: Callable[[int], bool],
     read_heartbeat: Callable[[], bytes | None],
     wait: Callable[[float], None],
-    interval_s: float = HEARTBEAT_S,
 ) -> bool:
     """Whether another job still runs on this folder, so that starting here would be a mistake.
 
     A restart of the same job with the same arguments is never a mistake: the older attempt, if it still
     lives, is superseded. For any other job the previous attempt's heartbeat is watched for a little more than
-    one interval, unless that attempt is known to be over.
+    one interval (`WATCHED_S`), unless that attempt is known to be over, or ends meanwhile.
 
     Args:
         previous: the newest attempt's record; None if there is none.
-        ended: whether that attempt recorded its end.
+        ended: whether that attempt has recorded its end by now.
         identity: who wants to start.
         is_running: whether a process of this host lives.
         read_heartbeat: that attempt's heartbeat as it is now; None if there is none.
         wait: blocks for so many seconds.
-        interval_s: seconds between heartbeats.
     """
-    if previous is None or ended:
+    if previous is None:
         return False
     if (previous.job, previous.arguments) == (identity.job, printable(identity.arguments)):
+        return False
+    if ended():
         return False
     same_machine = bool(identity.boot) and (previous.host, previous.boot) == (identity.host, identity.boot)
     if same_machine and not is_running(previous.pid):
         return False
     first = read_heartbeat()
     for _ in range(_LOOKS):
-        wait(interval_s * 1.25 / _LOOKS)  # a quarter more: the beat itself takes time to arrive
+        wait(WATCHED_S / _LOOKS)
         if read_heartbeat() != first:
-            return True
+            return not ended()  # its last beat may have come just before its end
     return False
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from spotsafe import human
 from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt
 from spotsafe.checkpoint.candidates import Listing
-from spotsafe.checkpoint.claim import in_use
+from spotsafe.checkpoint.claim import WATCHED_S, in_use
 from spotsafe.clock import Clock
 from spotsafe.errors import DamagedCheckpoint, RunInUse, StorageNotFound
 from spotsafe.events import Event, Warned
@@ -41,6 +42,7 @@ class Occupancy:
         self._clock = clock
         self._emit = emit
         self._remedy = remedy
+        self._said: set[int] = set()
 
     def check(self, listing: Listing) -> None:
         """Make sure that the newest attempt which trains is not that of another living job.
@@ -71,16 +73,19 @@ class Occupancy:
         """
         if record.is_rollback:
             return
+        watched = human.duration(WATCHED_S)
         words = f"attempt {record.attempt} of another job ({record.job}, on {record.host})"
 
         def wait(seconds: float) -> None:
-            text = f"{words} has recorded no end; looking for a while whether it is alive"
-            self._emit(Warned(message=text))
+            if record.attempt not in self._said:
+                self._said.add(record.attempt)
+                text = f"{words} has recorded no end; watching for up to {watched} whether it is alive"
+                self._emit(Warned(message=text))
             self._clock.wait(threading.Event(), seconds)
 
         if in_use(
             record,
-            ended=read_end(self._store, record.attempt) is not None,
+            ended=lambda: read_end(self._store, record.attempt) is not None,
             identity=self._identity,
             is_running=is_running,
             read_heartbeat=lambda: read_heartbeat(self._store, record.attempt),
