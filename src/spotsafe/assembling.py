@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from spotsafe import events as ev
@@ -14,7 +15,7 @@ from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.errors import RestartLoop
 from spotsafe.events import Event, Fanout
 from spotsafe.identity import Identity
-from spotsafe.ledger.reading import writes_no_more
+from spotsafe.ledger.reading import ended_at, writes_no_more
 from spotsafe.ledger.record import Ledger
 from spotsafe.loops import Loops
 from spotsafe.moments import Moments
@@ -230,7 +231,9 @@ def _saver(setting: Setting, opened: Opened, state: SessionState, stack: ExitSta
     options, emit, choice = setting.options, setting.fanout.emit, opened.choice
     store = setting.store
     ended = (lambda attempt: writes_no_more(store, attempt)) if opened.claimed.single_writer else None
-    writer = WriterThread(store, emit=emit, clock=options.clock, ended=ended)
+    writer = WriterThread(
+        store, emit=emit, clock=options.clock, ended=ended, ended_at=partial(ended_at, store)
+    )
     stack.callback(writer.close)
     saver = Saver(
         tracker=setting.tracker,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from spotsafe.checkpoint.typed_scalars import is_text
+from spotsafe.checkpoint.strict_json import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
 from spotsafe.tensors import kinds
 from spotsafe.tensors.context import Capturing, Restoring

@@ -9,6 +9,9 @@ import time
 
 import pytest
 
+from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.checkpoint.manifest import Marker, encode_marker
+from spotsafe.storage.open import open_store
 from tests.cli import runs
 
 
@@ -129,3 +132,16 @@ def test_answers_within_half_a_second_for_200_checkpoints(tmp_path):
 
     assert len(result.stdout.splitlines()) == 201
     assert min(spans) < 0.5, spans
+
+
+def test_markers_are_shown_only_when_asked_for(call, tmp_path):
+    """What was withdrawn or abandoned is history: not in the way of who looks for a checkpoint."""
+    runs.attempt(tmp_path)
+    name = runs.checkpoint(tmp_path, 100)
+    marker = CheckpointName(1, 50, 1, "00000000")
+    open_store(str(tmp_path)).put(marker.manifest, encode_marker(Marker(state="retired")))
+    shown = json.loads(call("ls", tmp_path, "--json").stdout)["checkpoints"]
+    assert [record["name"] for record in shown] == [str(name)]
+    every = json.loads(call("ls", tmp_path, "--all", "--json").stdout)["checkpoints"]
+    assert [record["name"] for record in every] == [str(name), str(marker)]
+    assert every[1]["problem"] == "retired"

@@ -22,7 +22,7 @@ from spotsafe.checkpoint.layout import (
     is_file_name,
     is_frozen_file,
 )
-from spotsafe.checkpoint.typed_scalars import is_text
+from spotsafe.checkpoint.strict_json import is_text
 from spotsafe.checkpoint.versions import (
     VERSION,
     check_references_required,

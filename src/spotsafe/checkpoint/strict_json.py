@@ -32,6 +32,15 @@ def dump(value: object) -> bytes:
     return data
 
 
+def is_text(value: str) -> bool:
+    """Whether a str is Unicode text: without surrogates, which no UTF-8 can hold."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def parse(data: bytes) -> Any:
     """The value of a JSON document; int and float are told apart by their spelling.
 

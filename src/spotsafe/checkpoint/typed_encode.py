@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from spotsafe.checkpoint.typed_scalars import ENCODERS, TAG, encode_int, encode_numpy, encode_str, is_text
+from spotsafe.checkpoint.strict_json import is_text
+from spotsafe.checkpoint.typed_scalars import ENCODERS, TAG, encode_int, encode_numpy, encode_str
 from spotsafe.checkpoint.typed_values import (
     MAX_DEPTH,
     MAX_VALUES,

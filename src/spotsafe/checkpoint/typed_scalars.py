@@ -21,6 +21,8 @@ from uuid import UUID
 
 import numpy as np
 
+from spotsafe.checkpoint.strict_json import is_text
+
 TAG = "$"
 """The member that marks an object as a typed value; a plain object has no such key."""
 
@@ -87,15 +89,6 @@ def _one_of(text: str, allowed: Container[str]) -> str:
     if text not in allowed:
         raise ValueError(f"unknown value {text[:20]!r}")
     return text
-
-
-def is_text(value: str) -> bool:
-    """Whether a str is Unicode text: without surrogates, which no UTF-8 can hold."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def encode_str(value: str) -> Any:

@@ -17,6 +17,7 @@ _COMMANDS = {
     "ls": "ls",
     "show": "show",
     "verify": "verify",
+    "gc": "gc",
     "rollback": "rollback",
     "pin": "pin",
     "unpin": "unpin",

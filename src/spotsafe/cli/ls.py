@@ -20,8 +20,9 @@ _REMARKS = {"set_aside": "set aside by a rollback", "pinned": "pinned by a reade
 
 @click.command("ls")
 @target_argument
+@click.option("--all", "everything", is_flag=True, help="Also checkpoints that were withdrawn or abandoned.")
 @json_option
-def command(target: str, *, as_json: bool) -> None:
+def command(target: str, *, everything: bool, as_json: bool) -> None:
     """List the checkpoints of a run, newest first, or the runs of a folder.
 
     Of a run: step, age, size, health, metrics, and remarks: why a checkpoint is not usable, as far as listing the
@@ -32,14 +33,15 @@ def command(target: str, *, as_json: bool) -> None:
     if selector is not None:
         raise click.UsageError(f"ls lists a whole run; for one checkpoint: spotsafe show {target}")
     if is_run(store):
-        _show_checkpoints(store, as_json=as_json)
+        _show_checkpoints(store, everything=everything, as_json=as_json)
     else:
         _show_runs(store, as_json=as_json)
 
 
-def _show_checkpoints(store: Store, *, as_json: bool) -> None:
+def _show_checkpoints(store: Store, *, everything: bool, as_json: bool) -> None:
     now = time.time()
-    records = [_record(row, now=now) for row in list_rows(store, now=now)]
+    rows = [row for row in list_rows(store, now=now) if everything or row.candidate.marker is None]
+    records = [_record(row, now=now) for row in rows]
     if as_json:
         print_json({"kind": "run", "url": store.url, "checkpoints": records})
         return

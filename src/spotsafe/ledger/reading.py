@@ -63,8 +63,17 @@ def writes_no_more(store: Store, attempt: int) -> bool:
     Raises:
         StorageError: the store could not say.
     """
+    return ended_at(store, attempt) is not None
+
+
+def ended_at(store: Store, attempt: int) -> float | None:
+    """When an attempt ended, in Unix seconds of its machine; None if something of it was still being written then.
+
+    Raises:
+        StorageError: the store could not say.
+    """
     end = read_end(store, attempt)
-    return end is not None and not end.in_flight
+    return None if end is None or end.in_flight else end.wall
 
 
 def read_events(store: Store, attempt: int) -> list[Recorded]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from spotsafe.checkpoint import dtypes
-from spotsafe.checkpoint.typed_scalars import is_text
+from spotsafe.checkpoint.strict_json import is_text
 from spotsafe.errors import StateMismatch
 
 Json = Any

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from spotsafe.checkpoint.typed_scalars import is_text
+from spotsafe.checkpoint.strict_json import is_text
 from spotsafe.checkpoint.typed_values import key_text
 from spotsafe.errors import UnsupportedState
 from spotsafe.tensors import generators, modules, optimizers, simple

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from spotsafe.checkpoint import typed
-from spotsafe.checkpoint.typed_scalars import is_text
+from spotsafe.checkpoint.strict_json import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState
 from spotsafe.tensors.context import Capturing, Restoring, describe, tensor_problems
 from spotsafe.tensors.inplace import spread_buffers, write_unusual

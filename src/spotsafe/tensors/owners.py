@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spotsafe.checkpoint.typed_scalars import is_text
+from spotsafe.checkpoint.strict_json import is_text
 from spotsafe.errors import UnsupportedState
 from spotsafe.tensors import kinds
 from spotsafe.tensors.context import Capturing

@@ -149,6 +149,7 @@ class Attempt:
         emit: is told what happens.
         keep: retention of its saves.
         ended: as for `Uploader`.
+        ended_at: as for `Uploader`.
 
     Attributes:
         record: the claim.
@@ -164,6 +165,7 @@ class Attempt:
         emit: Callable[[Event], object] | None = None,
         keep: Keep | None = None,
         ended: Callable[[int], bool] | None = None,
+        ended_at: Callable[[int], float | None] | None = None,
     ) -> None:
         self._keep = keep
         listing = look(store)
@@ -178,7 +180,9 @@ class Attempt:
             resumed_from=seen,
             wall=1_700_000_000.0,
         )
-        self._uploader = Uploader(store, emit=emit or (lambda _: None), monotonic=lambda: 0.0, ended=ended)
+        self._uploader = Uploader(
+            store, emit=emit or (lambda _: None), monotonic=lambda: 0.0, ended=ended, ended_at=ended_at
+        )
         self._store = store
         self._held: HeldFiles | None = None
         self.now = 0.0

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from spotsafe.checkpoint.markers import EndedAt
 from spotsafe.clock import Clock
 from spotsafe.events import Event, SaveFailed
 from spotsafe.storage.store import Store
@@ -27,6 +28,7 @@ class WriterThread:
         emit: is told of everything that happens, from the writer's thread.
         clock: measures, and waits in `drain`.
         ended: see `Uploader`.
+        ended_at: see `Uploader`.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class WriterThread:
         emit: Callable[[Event], object],
         clock: Clock,
         ended: Callable[[int], bool] | None = None,
+        ended_at: EndedAt | None = None,
     ) -> None:
-        self._uploader = Uploader(store, emit=emit, monotonic=clock.monotonic, ended=ended)
+        self._uploader = Uploader(store, emit=emit, monotonic=clock.monotonic, ended=ended, ended_at=ended_at)
         self._emit = emit
         self._clock = clock
         self._jobs: queue.SimpleQueue[tuple[SaveJob, memoryview, memoryview | None] | None] = (

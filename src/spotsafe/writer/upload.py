@@ -13,6 +13,7 @@ from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
 from spotsafe.checkpoint.index import FileEntry, Index, encode_index
 from spotsafe.checkpoint.layout import CheckpointName, index_file
 from spotsafe.checkpoint.manifest import Health, Manifest, Part, Reference
+from spotsafe.checkpoint.markers import EndedAt, remove_markers
 from spotsafe.checkpoint.publish import publish
 from spotsafe.errors import SpotsafeError, StorageError, StorageFull
 from spotsafe.events import (
@@ -66,6 +67,8 @@ class Uploader:
         monotonic: seconds that never go back.
         ended: given on a store without create-if-absent (rule 12): whether an attempt recorded its end. Only what
             such attempts left is deleted there, besides our own.
+        ended_at: when an attempt ended, in Unix seconds, by its own record; without it no marker of an older attempt
+            is ever removed.
     """
 
     def __init__(
@@ -75,9 +78,10 @@ class Uploader:
         emit: Emit,
         monotonic: Callable[[], float],
         ended: Callable[[int], bool] | None = None,
+        ended_at: EndedAt | None = None,
     ) -> None:
         self._store = store
-        self._ended = ended
+        self._ended, self._ended_at = ended, ended_at
         self._emit = emit
         self._monotonic = monotonic
         self._lender = Lender(store)
@@ -229,6 +233,7 @@ class Uploader:
                 may_delete=may_delete,
                 now=job.created,
             )
+            self._remove_markers(job, may_delete)
             self._swept = True
         gc.apply_retention(
             self._store,
@@ -244,6 +249,18 @@ class Uploader:
             may_delete=may_delete,
             now=job.created,
         )
+
+    def _remove_markers(self, job: SaveJob, may_delete: gc.MayDelete) -> None:
+        if self._ended_at is not None:
+            remove_markers(
+                self._store,
+                attempt=job.name.attempt,
+                ended_at=self._ended_at,
+                now=job.created,
+                on_event=self._emit_once,
+                known=self._known,
+                may_delete=may_delete,
+            )
 
     def _may_delete(self, mine: CheckpointName) -> gc.MayDelete:
         ended = self._ended

@@ -1,0 +1,170 @@
+"""``spotsafe gc``: what dead attempts left behind, and why everything else is kept."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import click
+
+from spotsafe import human
+from spotsafe.checkpoint import gc
+from spotsafe.checkpoint.deleting import decide
+from spotsafe.checkpoint.layout import CheckpointName, index_file
+from spotsafe.checkpoint.manifest import ABANDONED, MAX_BYTES, Marker, encode_marker
+from spotsafe.checkpoint.markers import remove_markers
+from spotsafe.checkpoint.survey import Item, Survey, survey
+from spotsafe.cli.output import print_json, print_table
+from spotsafe.cli.target import check_run, json_option, open_target, target_argument
+from spotsafe.events import DeleteRefused, Event
+from spotsafe.ledger.reading import ended_at
+from spotsafe.storage.store import Store, creates_exclusively
+
+
+@click.command("gc")
+@target_argument
+@click.option("--delete", is_flag=True, help="Delete it. Without this nothing is changed.")
+@json_option
+def command(target: str, *, delete: bool, as_json: bool) -> None:
+    """Show what attempts that are over left behind, and what is kept and why; with --delete, delete it.
+
+    Garbage are the files of saves that were never published, what is left of withdrawn checkpoints, and markers
+    that guard against nobody any more. Published checkpoints are never touched: which of them to keep is the run's
+    own decision. Nor is anything of the newest attempt, so this is safe beside a running job, nor what spotsafe did
+    not write. Uploads that older attempts began and never completed are given up with --delete.
+    """
+    store, selector = open_target(target)
+    if selector is not None:
+        raise click.UsageError(f"gc cleans a whole run; write {target.rpartition('@')[0]}")
+    check_run(store)
+    now = time.time()
+    found = _survey(store, now=now)
+    garbage = [item for item in found.items if item.delete]
+    refused = _delete(store, found, now=now) if delete and not found.obstacle else []
+    left = {item.path for item in _survey(store, now=now).items} if delete else set[str]()
+    records = [_record(item, gone=delete and item.delete and item.path not in left) for item in found.items]
+    if as_json:
+        total = sum(item.bytes for item in garbage)
+        print_json({
+            "url": store.url, "attempt": found.attempt, "deleted": delete, "garbage_bytes": total,
+            "obstacle": found.obstacle, "refused": refused, "items": records,
+        })  # fmt: skip
+    else:
+        _print(store, found, records, deleted=delete, refused=refused)
+    if refused or (delete and any(record["delete"] and not record["gone"] for record in records)):
+        sys.exit(1)
+
+
+def _survey(store: Store, *, now: float) -> Survey:
+    exclusive = creates_exclusively(store) is not False
+    return survey(
+        store, ended_at=partial(ended_at, store), now=now, may_delete=_may_delete(store, exclusive=exclusive)
+    )
+
+
+def _may_delete(store: Store, *, exclusive: bool) -> gc.MayDelete:
+    """Where a late writer is not refused, only an attempt that recorded its end has none (rule 12)."""
+    if exclusive:
+        return gc.anything
+    ends: dict[int, bool] = {}
+
+    def ended(name: CheckpointName) -> bool:
+        if name.attempt not in ends:
+            ends[name.attempt] = ended_at(store, name.attempt) is not None
+        return ends[name.attempt]
+
+    return ended
+
+
+def _delete(store: Store, found: Survey, *, now: float) -> list[dict[str, str]]:
+    """By the protocol, which looks again for itself; what the store refused."""
+    refused: list[dict[str, str]] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, DeleteRefused):
+            refused.append({"path": event.path, "error": event.error})
+
+    may_delete = _may_delete(store, exclusive=_is_exclusive(store, found))
+    gc.sweep(store, attempt=found.attempt, on_event=note, may_delete=may_delete, now=now)
+    remove_markers(
+        store,
+        attempt=found.attempt,
+        ended_at=partial(ended_at, store),
+        now=now,
+        on_event=note,
+        may_delete=may_delete,
+    )
+    return refused
+
+
+def _is_exclusive(store: Store, found: Survey) -> bool:
+    """Whether the store refuses a late writer: what it says, else what it does with a name that we decide anyway."""
+    said = creates_exclusively(store)
+    if said is not None:
+        return said
+    rival = encode_marker(Marker(state=ABANDONED, in_use=(index_file(0),)))
+    names = {CheckpointName.parse(item.path.split("/")[1]) for item in found.items if item.delete}
+    for name in names - {None}:
+        assert name is not None, "what is garbage lies in a checkpoint's folder"
+        if decide(store, name, published=False).marker is None:
+            continue  # published at this moment
+        ours = store.read(name.manifest, max_bytes=MAX_BYTES)
+        refused = not store.create(name.manifest, rival)
+        if refused and store.read(name.manifest, max_bytes=MAX_BYTES) == ours:
+            return True
+        store.replace(name.manifest, ours)
+        return False
+    return False
+
+
+def _record(item: Item, *, gone: bool) -> dict[str, Any]:
+    return {
+        "path": item.path,
+        "bytes": item.bytes,
+        "delete": item.delete,
+        "gone": gone,
+        "reason": item.reason,
+    }
+
+
+def _print(
+    store: Store,
+    found: Survey,
+    records: Iterable[dict[str, Any]],
+    *,
+    deleted: bool,
+    refused: Iterable[dict[str, str]],
+) -> None:
+    words = {
+        (False, False): "keep",
+        (True, False): "not deleted" if deleted else "would delete",
+        (True, True): "deleted",
+    }
+    rows = [
+        (
+            words[record["delete"], record["gone"]],
+            human.size(record["bytes"]),
+            record["path"],
+            record["reason"],
+        )
+        for record in records
+    ]
+    print_table(("", "size>", "path", "because"), rows)
+    for one in refused:
+        click.echo(f"the store did not let go of {one['path']}: {one['error']}", err=True)
+    if found.obstacle:
+        click.echo(f"{store.url}: {found.obstacle}", err=True)
+        return
+    garbage = [item for item in found.items if item.delete]
+    size = human.size(sum(item.bytes for item in garbage))
+    if not garbage:
+        click.echo(f"{store.url}: no garbage")
+    elif deleted:
+        click.echo(f"{store.url}: {human.count(len(garbage), 'file')} of garbage, {size}")
+    else:
+        click.echo(
+            f"{store.url}: {human.count(len(garbage), 'file')} of garbage, {size}; --delete deletes it"
+        )
