@@ -111,9 +111,7 @@ class Attempt:
             self._drain_and_raise()
             self._end_as(RECLAIMED, None)
             return
-        notice = (
-            self.watch.notice
-        )  # as it is now: one that comes during the last save changes nothing any more
+        notice = self.watch.notice  # one that comes during the last save changes nothing any more
         self.loops.leave_open()
         finished = self.loops.all_ended
         self._say_nothing_counted()
@@ -135,9 +133,10 @@ class Attempt:
         """Any error while a notice is pending - a dead worker, a broken pipe - means: the machine goes."""
         notice = self.watch.notice
         assert notice is not None, "left as reclaimed without a notice"
-        self._end_as(RECLAIMED, self.options.exit_code)
+        ours = self.options.on_reclaim == "exit"
+        self._end_as(RECLAIMED, self.options.exit_code if ours else None)
         self._drain_and_log()
-        if self.options.on_reclaim == "exit":
+        if ours:
             raise self.points.reclaimed(notice) from error
 
     def _leave_with(self, error: BaseException) -> None:

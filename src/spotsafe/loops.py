@@ -167,10 +167,12 @@ class Loops:
             position = loop.position
             self._passes.begin(loop, feed)
             goal = 1 if epochs is None else epochs
+
+            def at_limit() -> bool:
+                return position.passes >= goal if until is None else position.done >= until
+
             empty_passes = 0
-            while not self._bodies.over(loop):
-                if position.done >= until if until is not None else position.passes >= goal:
-                    break
+            while not self._bodies.over(loop) and not at_limit():
                 done = position.done
                 yield from self._passes.one(loop, feed, until=until, accumulate=accumulate)
                 empty_passes = empty_passes + 1 if position.done == done else 0

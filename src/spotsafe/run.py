@@ -246,10 +246,13 @@ class Run:
 
     def track(self, **tracked: Any) -> None:
         """Track more state; what the checkpoint holds of it is restored at once."""
-        attempt = self._going
-        for name, obj in tracked.items():
-            self._tracker.add(name, obj)
-        attempt.tracked_more(tracked)
+        attempt, added = self._going, []
+        try:
+            for name, obj in tracked.items():
+                self._tracker.add(name, obj)
+                added.append(name)
+        finally:  # what was tracked before the one that is refused stays
+            attempt.tracked_more(added)
 
     def save(self, *, metrics: Mapping[str, float] | None = None) -> None:
         """Save at the end of this body; outside a loop, now.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,7 +21,10 @@ from spotsafe.reclaim.watcher import Watch
 from spotsafe.saver import Saver
 
 _PATIENT_ONCE = frozenset({"asked", "risk"})
-"""Reasons to save that wait for the writer, but not at one safe point after the other."""
+"""Reasons to save whose state is of now, with metrics of it: they wait for the writer. But only once, so that a store
+that hangs does not stop training at every step."""
+_LOOK_S = 0.5
+"""Seconds between two looks at the notice while the writer is waited for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,17 +90,16 @@ class SafePoints:
 
     def at_safe_point(self, *, epoch_ended: bool) -> None:
         """Save or leave if there is a reason to."""
-        notice = self.watch.notice
+        self._say_first_step()
+        if not self.notice_pending:
+            self.saver.poll()
+            reason = self._reason_to_save(epoch_ended=epoch_ended)
+            if reason is not None:
+                self._save_now(reason)
+        notice = self.watch.notice  # also one that came while a save waited for the writer
         if notice is not None:
             self._take_results()
-            self._say_first_step()
             self._leave(notice, self._save_now)
-            return
-        self.saver.poll()
-        self._say_first_step()
-        reason = self._reason_to_save(epoch_ended=epoch_ended)
-        if reason is not None:
-            self._save_now(reason)
 
     def at_loop_end(self) -> None:
         """A loop came to its end: the code behind it may change what a save of this moment needs."""
@@ -146,10 +149,20 @@ class SafePoints:
         """Whether this attempt committed any step."""
         return self._step > self._first_step
 
-    def drain(self) -> bool:
-        """Wait for what is in flight, within the time that is left."""
+    def drain(self, *, until_notice: bool = False) -> bool:
+        """Wait for what is in flight, for `drain_timeout` or as long as a notice leaves; false if that is not enough.
+
+        Args:
+            until_notice: do not wait any more when a notice comes: there is better to do.
+        """
+        end = self.clock.monotonic() + self.drain_timeout_s
         with child_deaths_deferred():
-            return self.saver.drain(self._time_to_drain_s())
+            while True:  # a notice may come while this waits, or a second signal may cut it short
+                left = self._time_left_s(end, until_notice=until_notice)
+                if self.saver.drain(min(left, _LOOK_S)):
+                    return True
+                if left <= _LOOK_S:
+                    return False
 
     def reclaimed(self, notice: ReclaimNotice) -> Reclaimed:
         """The exit for this notice."""
@@ -188,25 +201,18 @@ class SafePoints:
 
     def _save_now(self, reason: str) -> None:
         """Save the state of now, which is a safe point; while the writer is busy, perhaps that of a later one."""
-        wait_s = self._patience_s(reason)
+        once = reason in _PATIENT_ONCE
+        patient = reason != "interval" and not (once and self._waited_in_vain)
+        if patient:
+            self.drain(until_notice=once)
         with child_deaths_deferred():
             session = self.moments.present(nonfinite=self.saver.lineage.nonfinite_before)
-            if self.saver.save(session, step=self._step, reason=reason, metrics=self._asked, wait_s=wait_s):
+            if self.saver.save(session, step=self._step, reason=reason, metrics=self._asked):
                 self._asked, self._waited_in_vain = None, False
                 self.moments.note_saved()
-            elif reason in _PATIENT_ONCE and wait_s is not None:
+            elif once and patient and not self.notice_pending:
                 self._waited_in_vain = True
-                self._say_late(waited_s=wait_s)
-
-    def _patience_s(self, reason: str) -> float | None:
-        """How long to wait for a save in flight; None: not at all, a later safe point will do.
-
-        What was asked for is of this very state, with metrics of it, so it waits; but once, that a store that hangs
-        does not stop training at every step.
-        """
-        if reason == "interval" or (reason in _PATIENT_ONCE and self._waited_in_vain):
-            return None
-        return self._time_to_drain_s()
+                self._say_late()
 
     def _save_before_body(self, reason: str) -> None:
         """The body that was left is made again after a resume: what it changed must not count twice."""
@@ -234,10 +240,10 @@ class SafePoints:
         """Save the last safe point, if its tensors are untouched since."""
         if self.moments.tensors_moved:
             return
+        self.drain()
         with child_deaths_deferred():
             session = self.moments.last(nonfinite=self.saver.lineage.nonfinite_before)
-            step, wait_s = self.moments.last_step, self._time_to_drain_s()
-            if self.saver.save(session, step=step, reason=reason, metrics=self._asked, wait_s=wait_s):
+            if self.saver.save(session, step=self.moments.last_step, reason=reason, metrics=self._asked):
                 self._asked = None
 
     def _settled(self) -> bool:
@@ -287,13 +293,16 @@ class SafePoints:
         with contextlib.suppress(SaveFailed):  # it is in `run.failures`; the machine goes anyway
             self.saver.poll()
 
-    def _time_to_drain_s(self) -> float:
-        notice = self.watch.notice
-        left = None if notice is None else notice.seconds_left(self.clock.monotonic())
-        return self.drain_timeout_s if left is None else min(left, self.drain_timeout_s)
+    def _time_left_s(self, end: float, *, until_notice: bool) -> float:
+        now, notice = self.clock.monotonic(), self.watch.notice
+        if notice is None:
+            return end - now
+        left = notice.seconds_left(now)
+        return 0.0 if until_notice else min(end - now, math.inf if left is None else left)
 
-    def _say_late(self, *, waited_s: float) -> None:
-        text = f"the save of step {self._step} is put off: after {human.duration(waited_s)} the one before"
+    def _say_late(self) -> None:
+        waited = human.duration(self.drain_timeout_s)
+        text = f"the save of step {self._step} is put off: after {waited} the one before"
         self.emit(
             events.Warned(message=f"{text} is still being written. The next safe point behind it saves")
         )

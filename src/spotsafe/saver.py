@@ -68,8 +68,8 @@ class Saver:
     """What the last published save cost."""
     held_step: int = field(init=False)
     """Step of the newest state that a checkpoint holds, or will when the save in flight is published."""
-    postponed: bool = False
-    """A save was due while one was in flight, and none was made since."""
+    _overdue: bool = False
+    """One was due while the writer was busy, or one failed that would not fail again; none was made since."""
     _durable_step: int = field(init=False)
     _plans: PlanCache = field(default_factory=PlanCache)
     _arena: Arena | None = None
@@ -100,7 +100,7 @@ class Saver:
         A policy remembers nothing, and the end of an epoch does not come back with the next step.
         """
         now = self.clock.monotonic()
-        return self.postponed or self.policy.due(
+        return self._overdue or self.policy.due(
             Progress(
                 step=step,
                 now_s=now,
@@ -140,7 +140,6 @@ class Saver:
         step: int,
         reason: str,
         metrics: Mapping[str, float] | None = None,
-        wait_s: float | None = None,
     ) -> bool:
         """Copy the state of now and let it be written.
 
@@ -149,12 +148,11 @@ class Saver:
             step: the step it is the state of.
             reason: for the manifest.
             metrics: for the manifest.
-            wait_s: how long to wait for a save in flight, whose memory is needed; None: not at all.
 
         Returns:
-            False if it is postponed, since a save is still in flight.
+            False if it is postponed, since a save is still in flight, whose memory it needs.
         """
-        if self.busy and (wait_s is None or not self.writer.drain(wait_s)):
+        if self.busy:
             self._postpone(step, reason=reason)
             return False
         self.poll()
@@ -164,7 +162,7 @@ class Saver:
         self.emit(events.SaveStarted(checkpoint=str(name), step=step, reason=reason))
         job, arena, frozen = self._stage(name, session, reason=reason, metrics=metrics or {})
         self._say_best_finds_nothing(job.metrics)
-        self.last_step, self._last_time, self.postponed = step, began, False
+        self.last_step, self._last_time, self._overdue = step, began, False
         self.held_step = step
         blocked = self.clock.monotonic() - began
         self._blocked[name] = blocked
@@ -298,7 +296,7 @@ class Saver:
             return
         self.held_step = self._durable_step  # one save at a time: nothing later is staged
         # A file that checkpoints refer to is gone: all of them lack it, so do not wait for the next interval.
-        self.postponed = self.postponed or isinstance(result.error, StorageNotFound)
+        self._overdue = self._overdue or isinstance(result.error, StorageNotFound)
         self._count_failure(str(result.name), result.error)
 
     def _count_failure(self, what: str, error: BaseException | None) -> None:
@@ -320,6 +318,6 @@ class Saver:
             self.emit(events.Warned(message=text))
 
     def _postpone(self, step: int, *, reason: str) -> None:
-        if not self.postponed:
-            self.postponed = True
+        if not self._overdue:
+            self._overdue = True
             self.emit(events.SavePostponed(step=step, reason=reason))

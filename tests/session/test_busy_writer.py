@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -144,6 +145,45 @@ def test_three_failed_saves_do_not_cost_a_notice_its_save() -> None:
                 Announcer(run).notice()
     assert len(run.failures) == 3
     assert steps_there(store) == [4]
+
+
+def test_a_notice_ends_the_waiting_of_what_was_asked_for(gate: Gate) -> None:
+    """The run leaves at this very safe point, and the final save has the metrics."""
+    store, program = gate.inner, Program()
+
+    def ask() -> None:
+        threading.Timer(0.2, Announcer(run).notice).start()
+        threading.Timer(0.7, gate.open.set).start()
+        run.save(metrics={"loss": 1.0})
+
+    with pytest.raises(spotsafe.Reclaimed), program.session(gate, save_every=1, keep=10) as run:
+        train(program, run, {0: gate.open.clear, 1: ask}, until=6)
+    assert [step for step, _, _ in program.seen] == [0, 1]
+    found = manifests(store)
+    assert {step: (one.reason, dict(one.metrics)) for step, one in found.items()} == {
+        1: ("interval", {}),
+        2: ("notice", {"loss": 1.0}),
+    }
+    assert program.of(ev.Warned) == []
+
+
+def test_a_second_signal_cuts_short_the_last_wait(gate: Gate) -> None:
+    """The first one leaves as long as the drain takes; nobody waits for it after somebody has lost patience."""
+    program = Program()
+
+    def announce() -> None:
+        announcer = Announcer(run)
+        announcer.notice(seconds=None)
+        threading.Timer(0.3, announcer.notice, kwargs={"seconds": 0.2}).start()
+
+    began = time.monotonic()
+    try:
+        with pytest.raises(spotsafe.Reclaimed), program.session(gate, save_every=1) as run:
+            train(program, run, {0: gate.open.clear, 1: announce}, until=6)
+        assert 0.3 < time.monotonic() - began < 30  # `drain_timeout` is a minute
+    finally:
+        gate.open.set()
+    assert program.of(ev.RunEnded)[0].outcome == "reclaimed"
 
 
 def test_a_save_that_was_put_off_is_made_at_the_end(gate: Gate) -> None:
