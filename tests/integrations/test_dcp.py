@@ -115,6 +115,20 @@ def test_a_session_starts_with_its_weights(tmp_path):
         assert same(dict(program.model.state_dict()), state()["model"])
 
 
+def test_a_session_goes_on_from_it(tmp_path):
+    """A program that tracks what was saved resumes in the same run: the step goes on, its loops begin afresh."""
+    save(tmp_path, {"model": state()["model"]})
+    program = Program()
+
+    with spotsafe.session(str(tmp_path), model=program.model, watch=None, save_every=1) as run:
+        assert (run.step, run.attempt, run.resumed_from is not None) == (40, 2, True)
+        assert same(dict(program.model.state_dict()), state()["model"])
+        for _ in run.range(1):
+            program.model.mean.add_(1)
+
+    assert resolve(open_store(str(tmp_path))).name.step == 41
+
+
 def test_the_writer_claims_once_and_every_save_is_new(tmp_path):
     """The same id again is another checkpoint, and the newest; nothing is overwritten or deleted."""
     writer = SpotsafeWriter(tmp_path)

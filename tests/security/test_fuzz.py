@@ -65,6 +65,7 @@ def forge(store: MemoryStore, index: Any) -> None:
     store.replace(name.manifest, seal(manifest))
 
 
+@pytest.mark.slow
 def test_a_forged_index_is_an_error_or_a_value(tmp_path):
     """For whatever reads checkpoints without their program: `load`, `export` and the reader for DCP."""
     program, rng = Program(), random.Random(5)
@@ -99,6 +100,7 @@ def export_all(folder: Path) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_changed_dcp_folder_is_an_error_or_a_value(tmp_path):
     """Single bytes of `.metadata` and of the data: one kind of error, and no code."""
     marker, rng = tmp_path / "marker", random.Random(6)
