@@ -8,6 +8,7 @@ started it, even when that is killed. What a machine lacks is an error in CI and
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -69,6 +70,20 @@ class Server:
     def url(self, path: str) -> str:
         """A place in the server's bucket."""
         return f"{self.root}/{path}"
+
+
+def behind(server: Server, endpoint: str) -> Server:
+    """The same server as a client sees it through a proxy at another address."""
+
+    def moved(words: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: word.replace(server.endpoint, endpoint) if isinstance(word, str) else word
+            for name, word in words.items()
+        }
+
+    return dataclasses.replace(
+        server, endpoint=endpoint, options=moved(server.options), env=moved(server.env)
+    )
 
 
 def missing(what: str, todo: str = "`make test` installs it") -> None:

@@ -223,6 +223,22 @@ def test_aiohttp_and_fsspec() -> None:
         assert class_of_client_error(error) is StorageUnavailable, error
 
 
+def test_an_answer_that_is_none() -> None:
+    """aiohttp calls a body that ends too soon, or a status line that is none, a 400 of the server."""
+    import aiohttp
+    from aiohttp.http_exceptions import BadStatusLine, ContentLengthError
+
+    key: Any = None
+    cut = aiohttp.ClientPayloadError("not completed")
+    cut.__cause__ = ContentLengthError("50 of 100")
+    garbled = aiohttp.ClientResponseError(key, (), status=400, message="Bad status line")
+    garbled.__cause__ = BadStatusLine("<Error>")
+    wrapped = OSError(errno.EIO, "by another client")
+    wrapped.__cause__ = garbled
+    for error in (cut, garbled, wrapped):
+        assert class_of_client_error(error) is StorageUnavailable
+
+
 class Botocore(Exception):
     """As botocore's ClientError."""
 

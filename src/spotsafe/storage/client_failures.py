@@ -2,15 +2,16 @@
 
 Clients agree on the built-in types only for the common cases, and not on all of those: a missing bucket is no
 missing object, and an object that exists comes as EINVAL. So the server's own word counts first, which hangs somewhere
-down the chain of causes; then the built-in types, the status, the errno, and last the name of the client's class. What
-stays unknown is a plain `StorageError`: it stops, and is never "there is none".
+down the chain of causes; then the error's own class, by name; the built-in types, the status, the errno, and last
+the names of the classes down the chain. What stays unknown is a plain `StorageError`: it stops, and is never "there is
+none".
 
 Classes are named, not imported: none of the packages has to be installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from spotsafe.errors import (
     StorageError,
@@ -108,6 +109,7 @@ _NAMES: dict[type[StorageError], tuple[str, ...]] = {
         "PartialCredentialsError",
     ),
     StorageUnavailable: (
+        "BadHttpMessage",
         "ChecksumError",
         "ClientConnectionError",
         "ClientPayloadError",
@@ -159,21 +161,16 @@ _CLASS_OF_STATUS = {status: kind for kind, numbers in _STATUS.items() for status
 
 def class_of_client_error(error: BaseException) -> type[StorageError]:
     """The class for what a client library of an object store raised."""
-    code = _code(error)
-    if code in _CLASS_OF_CODE:
-        return _CLASS_OF_CODE[code]
-    named = next((_CLASS_OF_NAME[name] for name in _names(error) if name in _CLASS_OF_NAME), None)
-    if named is not None and issubclass(named, StorageRefused):
-        return named
-    for kind, classes in _BUILT_IN.items():
-        if isinstance(error, classes):
-            return kind
-    status = _status(error)
-    if status is not None:
-        return class_of_status(status)
-    if isinstance(error, OSError) and error.errno is not None:
-        return class_of(error.errno)
-    return named or _class_of_words(error)
+    return (
+        _CLASS_OF_CODE.get(_code(error))
+        or _class_of_names(type(error).__mro__)
+        or _class_of_names(_telling(error))
+        or _class_of_type(error)
+        or _class_of_answer(error)
+        or _class_of_number(error)
+        or _class_of_names(base for link in _causes(error) for base in type(link).__mro__)
+        or _class_of_words(error)
+    )
 
 
 def class_of_status(status: int) -> type[StorageError]:
@@ -202,9 +199,30 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
-def _names(error: BaseException) -> Iterator[str]:
-    for link in _causes(error):
-        yield from (base.__name__ for base in type(link).__mro__)
+def _class_of_names(classes: Iterable[type]) -> type[StorageError] | None:
+    return next((_CLASS_OF_NAME[one.__name__] for one in classes if one.__name__ in _CLASS_OF_NAME), None)
+
+
+def _telling(error: BaseException) -> Iterator[type]:
+    """Classes down the chain that say more than a type or a status above them.
+
+    No credentials; and an answer that is none, to which aiohttp hangs a 400 that no server has sent.
+    """
+    names = {*_NAMES[StorageExpired], *_NAMES[StorageRefused], "BadHttpMessage"}
+    return (base for link in _causes(error) for base in type(link).__mro__ if base.__name__ in names)
+
+
+def _class_of_type(error: BaseException) -> type[StorageError] | None:
+    return next((kind for kind, built_in in _BUILT_IN.items() if isinstance(error, built_in)), None)
+
+
+def _class_of_answer(error: BaseException) -> type[StorageError] | None:
+    status = _status(error)
+    return None if status is None else class_of_status(status)
+
+
+def _class_of_number(error: BaseException) -> type[StorageError] | None:
+    return class_of(error.errno) if isinstance(error, OSError) and error.errno is not None else None
 
 
 def _code(error: BaseException) -> str:

@@ -166,8 +166,7 @@ async def _close_google(fs: Any) -> None:
 def _prepare_azure(fs: Any) -> None:
     policy = getattr(getattr(fs.service_client, "_config", None), "retry_policy", None)
     if policy is not None:
-        policy.total_retries = 1
-        policy.initial_backoff = 0  # else fifteen seconds
+        policy.total_retries = 0  # three, the first after fifteen seconds
 
 
 async def _close_azure(fs: Any) -> None:
