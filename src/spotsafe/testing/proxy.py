@@ -300,8 +300,8 @@ class _Handler(socketserver.StreamRequestHandler):
             while self.connection.recv(65536):
                 pass
             return False
-        if fault and kind == "delay":
-            self.server.ended.wait(fault.seconds)
+        if fault and kind == "delay" and self.server.ended.wait(fault.seconds):
+            return False
         body = answer.body
         if fault and kind == "shorten":
             body = body[: fault.keep]
