@@ -5,41 +5,37 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 
 from spotsafe.testing.schedules import Report, search
 from tests.protocol import scenarios
 from tests.protocol.remembered import remembered
 
-PIECE = 250
+PIECE = 125
 """Seeds that a process takes at a time."""
 
 
-def search_many(seeds: Mapping[str, int]) -> Report:
-    """Search scenarios, by name with so many seeds, in as many processes as there are cores.
+def make_pool() -> ProcessPoolExecutor:
+    """As many processes as there are cores, which know nothing of this one."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(min(os.cpu_count() or 1, 16), mp_context=context)
+
+
+def search_many(pool: ProcessPoolExecutor, name: str, seeds: range) -> Report:
+    """Search a scenario, by name, with these seeds.
 
     Raises:
         Broken: a schedule broke a rule.
     """
-    pieces = [
-        (name, first, min(first + PIECE, count))
-        for name, count in seeds.items()
-        for first in range(0, count, PIECE)
-    ]
+    pieces = [seeds[first : first + PIECE] for first in range(0, len(seeds), PIECE)]
     report = Report(faults=Counter())
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, 8), mp_context=context) as pool:
-        try:
-            for one in pool.map(_search, *zip(*pieces, strict=True)):
-                report.schedules += one.schedules
-                report.steps += one.steps
-                report.faults.update(one.faults)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    for one in pool.map(_search, [name] * len(pieces), pieces):
+        report.schedules += one.schedules
+        report.steps += one.steps
+        report.faults.update(one.faults)
     return report
 
 
-def _search(name: str, first: int, end: int) -> Report:
+def _search(name: str, seeds: range) -> Report:
     with remembered():
-        return search(getattr(scenarios, name)(), seeds=range(first, end))
+        return search(getattr(scenarios, name)(), seeds=seeds)

@@ -80,11 +80,12 @@ def roll_back(
         met: as for `claim`.
 
     Raises:
+        CheckpointNotFound: a job that lives withdrew the checkpoint while the rollback was made.
         StorageError: it is unknown whether it was done; doing it again does no harm.
     """
     name = str(plan.target.name)
     assert plan.target.manifest is not None, "`resolve` answers only published checkpoints"
-    return claim(
+    record = claim(
         store,
         listing=plan.listing,
         identity=identity,
@@ -95,6 +96,12 @@ def roll_back(
         rollback_to=plan.target.name,
         met=met,
     )
+    if read_candidate(store, plan.target.name).manifest is None:
+        raise CheckpointNotFound(
+            f"{name} was withdrawn while {store.url} was being rolled back to it, by a job that still runs. "
+            "Stop the job, and roll back to a checkpoint that is there"
+        )
+    return record
 
 
 def _branch(store: Store, listing: Listing, selector: str | int) -> Branch | None:

@@ -41,6 +41,8 @@ class Memory:
     """The rollbacks that count, as the newest record has them."""
     rotten: frozenset[str] = frozenset()
     """Checkpoints that a disk or a person has harmed, or whose manifest came back when their files were gone."""
+    undone: bool = False
+    """Whether retention has taken away what a person went back to."""
     lost: frozenset[str] = frozenset()
     """Objects that a person has taken away."""
     owners: frozenset[tuple[int, str]] = frozenset()
@@ -95,7 +97,7 @@ class ProtocolRules:
 
     def end(self, memory: Memory, objects: Objects) -> None:
         """See `Rules`: a new attempt resumes from the newest, and can save."""
-        if memory.newest is None and memory.rotten:
+        if memory.undone or (memory.newest is None and memory.rotten):
             return  # nothing that is good is left
         notes, after = alone(objects, Plan())
         said = {note[0]: note[1:] for note in notes}
@@ -120,6 +122,8 @@ class ProtocolRules:
         if name is None or request.name in {"put", "put_large"}:
             return memory  # what is added takes nothing away
         if request.path == name.manifest and request.name in {"delete", "replace"}:
+            if _takes_target(memory, step, name):
+                memory = _undone(memory, step, name)
             _check_not_needed(memory, step, name)
         if step.choice.who == LANDING and name in memory.withdrawn and request.name == "create":
             memory = _risen(memory, step, name)
@@ -172,7 +176,8 @@ def _claimed(memory: Memory, step: Step, number: int) -> Memory:
     if branch != memory.branch:
         _check_branch(memory, branch, number)
         now = newest(step.after, memory.rotten, branch=branch)
-        memory = replace(memory, branch=branch, newest=now)
+        gone = branch[-1].name not in names(step.after)  # between the person's look and the claim
+        memory = replace(memory, branch=branch, newest=now, undone=memory.undone or gone)
     bases = memory.bases | {(step.who, memory.newest)} if step.who not in dict(memory.bases) else memory.bases
     return replace(memory, owners=owners, bases=bases)
 
@@ -181,6 +186,44 @@ def _check_branch(memory: Memory, branch: Branch, number: int) -> None:
     """Only a rollback changes what counts."""
     if not branch or branch[-1].attempt != number:
         raise Broken(f"attempt {number} is no rollback, and forgets {memory.branch} for {branch}")
+
+
+def _takes_target(memory: Memory, step: Step, name: CheckpointName) -> bool:
+    """Whether an attempt that was deleting when a person went back takes away what was gone back to.
+
+    It looked before the rollback claimed, and its deletions come after. A rollback beside an attempt that lives is
+    refused for that reason; here nothing is there that it could ask.
+    """
+    if not memory.branch or memory.branch[-1].to != str(name):
+        return False
+    return (
+        max((number for number, who in memory.owners if who == step.who), default=0)
+        < memory.branch[-1].attempt
+    )
+
+
+def _undone(memory: Memory, step: Step, name: CheckpointName) -> Memory:
+    rotten = memory.rotten | {str(name)}
+    origins = frozenset(one for one in memory.origins if one[1] != name)
+    now = newest(step.before, rotten, branch=memory.branch)
+    return replace(
+        memory,
+        rotten=rotten,
+        undone=True,
+        origins=origins,
+        newest=now,
+        bases=_bases(memory, step.before, rotten),
+    )
+
+
+def _bases(
+    memory: Memory, objects: Objects, rotten: frozenset[str]
+) -> frozenset[tuple[str, Choosable | None]]:
+    """What starts may count on, now that these checkpoints do not count any more."""
+    return frozenset(
+        (who, base and newest(objects, rotten, branch=memory.branch, up_to=base.name))
+        for who, base in memory.bases
+    )
 
 
 def _harmed(memory: Memory, step: Step) -> Memory:
@@ -192,10 +235,7 @@ def _harmed(memory: Memory, step: Step) -> Memory:
         lost = lost | {step.request.path}
     rotten = memory.rotten | harmed
     now = newest(step.after, rotten, branch=memory.branch)
-    bases = frozenset(
-        (who, base and newest(step.after, rotten, branch=memory.branch, up_to=base.name))
-        for who, base in memory.bases
-    )
+    bases = _bases(memory, step.after, rotten)
     return replace(memory, rotten=rotten, lost=lost, newest=now, bases=bases)
 
 
@@ -279,6 +319,6 @@ def _check_end(memory: Memory, step: Step) -> None:
         return
     if isinstance(error, StorageUnavailable) and step.who in memory.faulty:
         return
-    if isinstance(error, NoUsableCheckpoint) and memory.lost:
-        return  # all may need the file that a person took away
+    if isinstance(error, NoUsableCheckpoint) and (memory.lost or memory.undone):
+        return  # all may need the file that a person took away, or nothing is left to go on from
     raise Broken(f"{step.who} ends by {error!r}")

@@ -104,11 +104,8 @@ def going_back(selector: str | int) -> Body:
 
     def body(machine: Machine) -> None:
         store = _Client(_WithoutLedger(machine.store))
-        try:
-            plan = plan_rollback(store, selector)
-        except CheckpointNotFound:
-            return  # retention was faster
-        roll_back(store, plan, identity=_IDENTITY, wall=0.0)
+        with suppress(CheckpointNotFound):  # retention was faster
+            roll_back(store, plan_rollback(store, selector), identity=_IDENTITY, wall=0.0)
 
     return body
 
