@@ -138,13 +138,22 @@ def test_the_writer_claims_once_and_every_save_is_new(tmp_path):
         )
     writer.step = 41
     dcp.save({"w": torch.full((2,), 3.0)}, storage_writer=writer, no_dist=True, checkpoint_id="final")
+    writer.step = 42
+    dcp.save({"w": torch.full((2,), 4.0)}, storage_writer=writer, no_dist=True)
 
     names = look(open_store(str(tmp_path))).names
-    assert [(name.attempt, name.step, name.save) for name in names] == [(1, 41, 3), (1, 40, 2), (1, 40, 1)]
+    assert [(name.attempt, name.step, name.save) for name in names] == [
+        (1, 42, 4),
+        (1, 41, 3),
+        (1, 40, 2),
+        (1, 40, 1),
+    ]
     assert load(f"{tmp_path}@40", {"w": torch.zeros(2)})["w"].tolist() == [2.0, 2.0]
-    values = {"w": torch.zeros(2)}
-    dcp.load(values, checkpoint_id="x/ckpt_40", storage_reader=SpotsafeReader(tmp_path), no_dist=True)
+    values, reader = {"w": torch.zeros(2)}, SpotsafeReader(tmp_path)
+    dcp.load(values, checkpoint_id="x/ckpt_40", storage_reader=reader, no_dist=True)
     assert values["w"].tolist() == [2.0, 2.0]
+    dcp.load(values, storage_reader=reader, no_dist=True)
+    assert values["w"].tolist() == [4.0, 4.0]
 
 
 @pytest.mark.parametrize(

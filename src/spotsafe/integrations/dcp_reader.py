@@ -44,6 +44,7 @@ class SpotsafeReader(StorageReader):
 
     def __init__(self, url: str | os.PathLike[str] | Store) -> None:
         self.checkpoint_id: str | os.PathLike[str] | None = None
+        self._step_of_id: int | None = None
         self._url = url
         self._opened: Opened | None = None
         self._values: Mapping[str, tuple[Path, Json]] = {}
@@ -53,6 +54,7 @@ class SpotsafeReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A load begins; a number at the end of its id is the step."""
         self.checkpoint_id, self._opened, self._values = checkpoint_id, None, {}
+        self._step_of_id = None if checkpoint_id is None else step_of(checkpoint_id)
 
     # Not `*args, **kwargs`: by the latter's name DCP finds readers of checkpoints that each rank has for itself.
     def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
@@ -136,7 +138,10 @@ class SpotsafeReader(StorageReader):
     # -- inside ---
 
     def _target(self) -> str | os.PathLike[str] | Store:
-        step = None if self.checkpoint_id is None else step_of(self.checkpoint_id)
+        step, self._step_of_id = (
+            self._step_of_id,
+            None,
+        )  # DCP says nothing to a reader whose next load has no id
         if step is None:
             return self._url
         if isinstance(self._url, Store):

@@ -122,6 +122,7 @@ class SpotsafeWriter(StorageWriter):
     ) -> None:
         self.step = step
         self.checkpoint_id: str | os.PathLike[str] | None = None
+        self._step_of_id: int | None = None
         self._url, self._max_file_bytes = url, max_file_bytes
         self._keep = None if keep is None else parse_keep(keep)
         self._token = new_nonce()  # tells this writer from another one, in whatever process it is used
@@ -132,6 +133,7 @@ class SpotsafeWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A save begins; a number at the end of its id is the step."""
         self.checkpoint_id = checkpoint_id
+        self._step_of_id = None if checkpoint_id is None else step_of(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
         """Refuse what cannot be one checkpoint.
@@ -196,7 +198,7 @@ class SpotsafeWriter(StorageWriter):
         attempt = _attempts[self._token]
         manifest = _manifest(attempt.record.run, first, parts, ranks)
         outcome = publish(store, manifest, mark=not attempt.marked, single_writer=attempt.alone)
-        attempt.marked = attempt.marked or outcome.published
+        attempt.marked = attempt.marked or (outcome.published and outcome.trouble is None)
         metadata.storage_meta = self.storage_meta()
         if outcome.superseded_by is not None:
             raise Superseded(
@@ -218,9 +220,8 @@ class SpotsafeWriter(StorageWriter):
     # -- inside ---
 
     def _next_name(self) -> CheckpointName:
-        step = self.step if self.checkpoint_id is None else step_of(self.checkpoint_id)
-        if step is None:
-            step = self.step
+        step = self.step if self._step_of_id is None else self._step_of_id
+        self._step_of_id = None  # DCP says nothing to a writer whose next save has no id
         if step is None:
             raise ValueError(
                 f"which step is this? End checkpoint_id in a number (got {self.checkpoint_id!r}), or set step="
