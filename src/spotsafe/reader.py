@@ -31,6 +31,7 @@ from spotsafe.errors import (
 )
 from spotsafe.events import CheckpointPassedOver, Event, RestoreStarted, RestoreVerified
 from spotsafe.storage.store import Store
+from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import Json, SavedState, Spec, torch_dtype
 
@@ -281,7 +282,8 @@ def load_verified(
     with _pool(threads) as pool:
         for index in indexes:
             files.update(_read_files(store, name, index, pool))
-    tensors = dict(_assembled(indexes, files))
+    with collection_paused():
+        tensors = dict(_assembled(indexes, files))
     _tell(emit, RestoreVerified(checkpoint=str(name), seconds=time.monotonic() - started))
     return Loaded(
         name=name,

@@ -143,3 +143,26 @@ def test_verdict_lists_a_hundred_names() -> None:
     verdict = Scan(state=names, buffers=names).health(before=frozenset(sorted(names)[:149]))
     assert not verdict.healthy
     assert len(verdict.nonfinite) == len(verdict.nonfinite_buffers) == health.NAMES
+
+
+def test_neighbours_are_told_apart() -> None:
+    """Small spans side by side are looked at together, and only what is not finite is named, in any order."""
+    values = np.arange(3000, dtype="<f4")
+    values[[7, 1500, 2999]] = [np.nan, np.inf, -np.inf]
+    spans = [
+        HealthSpan(tensor=str(at), arena_offset=4 * at, nbytes=4, dtype="float32", role=role)
+        for at, role in enumerate(["parameter", "buffer", "moment"] * 1000)
+    ]
+    found = scan(reversed(spans), arena=memoryview(values.tobytes()))
+    assert found == Scan(state=frozenset({"1500", "2999"}), buffers=frozenset({"7"}))
+
+
+def test_neighbours_of_another_type_or_behind_a_gap_are_looked_at_by_themselves() -> None:
+    """What lies between two spans belongs to none of them."""
+    data = np.array([1, np.nan, 2], dtype="<f4").tobytes() + np.array([0x7F80_0000], dtype="<u4").tobytes()
+    spans = [
+        HealthSpan(tensor="a", arena_offset=0, nbytes=4, dtype="float32", role="parameter"),
+        HealthSpan(tensor="b", arena_offset=8, nbytes=4, dtype="float32", role="parameter"),
+        HealthSpan(tensor="c", arena_offset=12, nbytes=4, dtype="bfloat16", role="parameter"),
+    ]
+    assert scan(spans, arena=memoryview(data)).state == frozenset({"c"})

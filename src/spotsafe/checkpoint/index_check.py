@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from spotsafe.checkpoint import dtypes
-from spotsafe.checkpoint.coverage import Box, box_fault, tiling_fault
+from spotsafe.checkpoint.coverage import box_fault, tiling_fault
 from spotsafe.checkpoint.digest import block_count
 from spotsafe.checkpoint.index_values import ROLES, FileEntry, Index, Slice, TensorEntry
 from spotsafe.checkpoint.layout import CheckpointName, is_data_file, is_frozen_file, rank_of
@@ -75,15 +74,17 @@ def _check_tensors(index: Index, *, complete: bool) -> None:
         if fault is not None:
             raise ValueError(f"{tensor.name[:200]!r}: {fault}")
         for piece in tensor.slices:
-            extents[piece.file].append((piece.start, piece.start + piece.nbytes))
+            if piece.nbytes:
+                extents[piece.file].append((piece.start, piece.start + piece.nbytes))
     for name, spans in extents.items():
         _check_disjoint(name, spans)
 
 
 def _tensor_fault(tensor: TensorEntry, *, sizes: Mapping[str, int], complete: bool) -> str | None:
-    if len(tensor.shape) > _MAX_DIMENSIONS or any(not 0 <= size <= _MAX_INT for size in tensor.shape):
+    shape = tensor.shape
+    if len(shape) > _MAX_DIMENSIONS or (shape and not 0 <= min(shape) <= max(shape) <= _MAX_INT):
         return "a shape out of range"
-    if math.prod(size or 1 for size in tensor.shape) > _MAX_INT // _MAX_ITEM:
+    if math.prod(shape if all(shape) else (size or 1 for size in shape)) > _MAX_INT // _MAX_ITEM:
         # Also beside a length of 0: whoever makes room counts strides, which overflow.
         return "a shape of more bytes than there can be"
     info = dtypes.find(tensor.dtype)
@@ -121,8 +122,8 @@ def _place_fault(piece: Slice, *, item_bytes: int, sizes: Mapping[str, int]) -> 
 
 
 def _check_disjoint(file: str, spans: list[tuple[int, int]]) -> None:
-    solid = sorted(span for span in spans if span[0] < span[1])
-    for (_, end), (start, _) in itertools.pairwise(solid):
+    spans.sort()
+    for (_, end), (start, _) in itertools.pairwise(spans):
         if start < end:
             raise ValueError(f"{file}: two slices share byte {start}")
 
@@ -136,16 +137,21 @@ def _check_references(index: Index) -> None:
 
 def tiling_problem(indexes: Iterable[Index]) -> str | None:
     """Why the slices of all ranks together do not make every tensor exactly once, or None if they do."""
-    known: dict[str, TensorEntry] = {}
-    boxes: dict[str, list[Box]] = defaultdict(list)
+    whole: dict[str, TensorEntry] = {}
+    entries: dict[str, list[TensorEntry]] = {}
     for index in indexes:
         for tensor in index.tensors:
-            first = known.setdefault(tensor.name, tensor)
-            if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
-                return f"{tensor.name!r}: ranks disagree about its dtype or shape"
-            boxes[tensor.name].extend((piece.offsets, piece.lengths) for piece in tensor.slices)
-    for name, tensor in known.items():
-        fault = tiling_fault(tensor.shape, boxes[name])
+            if _is_whole(tensor) and tensor.name not in entries and tensor.name not in whole:
+                whole[tensor.name] = tensor  # nearly every tensor
+            else:
+                before = [whole.pop(tensor.name)] if tensor.name in whole else []
+                entries.setdefault(tensor.name, before).append(tensor)
+    for name, parts in entries.items():
+        first = parts[0]
+        if any((part.dtype, part.shape) != (first.dtype, first.shape) for part in parts):
+            return f"{name!r}: ranks disagree about its dtype or shape"
+        boxes = [(piece.offsets, piece.lengths) for part in parts for piece in part.slices]
+        fault = tiling_fault(first.shape, boxes)
         if fault is not None:
             return f"{name!r}: {fault}"
     return None

@@ -75,15 +75,15 @@ def tensor_names(node: Any) -> Iterator[str]:
     Raises:
         ValueError: a reference without a name.
     """
-    pending = [node]
+    pending = [node] if isinstance(node, (list, Mapping)) else []
     while pending:
         current = pending.pop()
         if isinstance(current, list):
-            pending.extend(item for item in current if isinstance(item, (list, dict)))
-        elif isinstance(current, Mapping):
-            if current.get(TAG) == "tensor":
-                name = current.get("name")
-                if type(name) is not str:
-                    raise ValueError("a reference to a tensor without a name")
-                yield name
-            pending.extend(item for item in current.values() if isinstance(item, (list, dict)))
+            pending += [item for item in current if isinstance(item, (list, dict))]
+        elif current.get(TAG) == "tensor":
+            name = current.get("name")
+            if type(name) is not str:
+                raise ValueError("a reference to a tensor without a name")
+            yield name
+        else:
+            pending += [item for item in current.values() if isinstance(item, (list, dict))]

@@ -81,9 +81,9 @@ def describe(value: object) -> str:
 
 def tensor_problems(live: object, node: Json, path: str, restoring: Restoring) -> list[str]:
     """How a live value and a saved one differ, if either is a tensor."""
-    found = node_spec(node, restoring.specs)
     if not isinstance(live, torch.Tensor) or torch.nn.parameter.is_lazy(live):
         return []
+    found = node_spec(node, restoring.specs)
     if found is None:
         return [f"{path}: {describe(live)} in the program, {restoring.describe(node)} in the checkpoint"]
     dtype, shape = spec_of(live)

@@ -161,9 +161,11 @@ def _is_version(value: object) -> bool:
 
 def _state_dict(module: nn.Module, path: str) -> Mapping[str, Any]:
     state: object = module.state_dict()
-    if not isinstance(state, Mapping) or not all(isinstance(key, str) and is_text(key) for key in state):
-        raise UnsupportedState(f"{path}: its state_dict() is no dict whose keys are text", path=path)
-    return state
+    if isinstance(state, Mapping):
+        keys: list[Any] = list(state)
+        if set(map(type, keys)) <= {str} and is_text("".join(keys)):
+            return state
+    raise UnsupportedState(f"{path}: its state_dict() is no dict whose keys are text", path=path)
 
 
 def module_problems(module: nn.Module, saved: Json, path: str, restoring: Restoring) -> list[str]:

@@ -40,15 +40,15 @@ def find_names(objects: Mapping[str, Any]) -> Names:
     names, holders = Names(), dict[str, int]()
     for tracked, obj in objects.items():
         for name, parameter in kinds.parameters(obj, tracked):
-            names.aliases[name] = names.of.setdefault(id(parameter), name)
-            if not is_text(name):
-                raise UnsupportedState(
-                    f"a parameter is called {name!r}, which is no text; rename it", path=name
-                )
-            if holders.setdefault(name, id(parameter)) != id(parameter):
+            known = id(parameter)
+            names.aliases[name] = names.of.setdefault(known, name)
+            if holders.setdefault(name, known) != known:
                 raise UnsupportedState(
                     f"two parameters are called {name}; track one object under another name"
                 )
+    if not is_text("".join(holders)):
+        name = next(name for name in holders if not is_text(name))
+        raise UnsupportedState(f"a parameter is called {name!r}, which is no text; rename it", path=name)
     _name_by_memory(objects, names)
     return names
 

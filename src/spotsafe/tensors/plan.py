@@ -72,9 +72,6 @@ class SavePlan:
     health: tuple[HealthSpan, ...]
     arena_size: int
     """Bytes that the arena must have; a multiple of 4096."""
-    cuts: tuple[int, ...]
-    """Lengths of the consecutive parts of the arena: what lies before the first placement, the placement, what lies
-    between it and the next, and so on; their sum is `arena_size`."""
 
     @property
     def total_bytes(self) -> int:
@@ -137,13 +134,13 @@ class PlanCache:
     def plan(self, tensors: Iterable[NamedTensor], *, rank: int = 0) -> SavePlan:
         """The plan for these tensors; the same object as last time if nothing about them changed."""
         with collection_paused():
-            return self._same_or_new(specs_of(tensors), rank)
-
-    def _same_or_new(self, specs: tuple[TensorSpec, ...], rank: int) -> SavePlan:
-        if self._plan is None or self._key != (rank, specs):
-            self._plan = plan_save(specs, rank=rank, max_file_bytes=self._max_file_bytes, named=self._named)
-            self._key = (rank, specs)
-        return self._plan
+            tensors = tuple(tensors)
+            key = rank, [(one.name, one.tensor.dtype, one.tensor.shape, one.role) for one in tensors]
+            if self._plan is None or key != self._key:
+                specs, limit = specs_of(tensors), self._max_file_bytes
+                self._plan = plan_save(specs, rank=rank, max_file_bytes=limit, named=self._named)
+                self._key = key
+            return self._plan
 
 
 class _Layout:
@@ -191,7 +188,6 @@ class _Layout:
             headers=tuple(self._headers),
             health=tuple(self._spans()),
             arena_size=self._end,
-            cuts=_cuts(placements, self._end),
         )
 
     def _entries(self) -> Iterator[TensorEntry]:
@@ -224,14 +220,6 @@ class _Layout:
         return _dtype(self._specs[tensor])
 
 
-def _cuts(placements: Iterable[Placement], size: int) -> tuple[int, ...]:
-    cuts, end = [], 0
-    for place in placements:
-        cuts += [place.arena_offset - end, place.nbytes]
-        end = place.arena_offset + place.nbytes
-    return (*cuts, size - end)
-
-
 def _dtype(spec: TensorSpec) -> dtypes.DtypeInfo:
     return dtypes.require(spec.dtype, path=spec.name)
 
@@ -240,8 +228,11 @@ def _pieces(specs: Sequence[TensorSpec], limit: int) -> Iterator[_Piece]:
     names = {spec.name for spec in specs}
     for number, spec in enumerate(specs):
         item = _dtype(spec).item_bytes
-        origin = (0,) * len(spec.shape)
-        whole = spec.piece_of is None and math.prod(spec.shape) * item <= limit
+        origin, nbytes = (0,) * len(spec.shape), math.prod(spec.shape) * item
+        whole = spec.piece_of is None and nbytes <= limit
+        if whole and spec.name not in {"", METADATA}:  # nearly every tensor
+            yield _Piece(number, origin, spec.shape, spec.name, nbytes)
+            continue
         for offsets, lengths in _cut(origin, spec.shape, item, limit):
             at = _shifted(offsets, spec)
             key = spec.name if whole else f"{spec.name}[{','.join(map(str, at))}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,13 @@ from spotsafe.tensors.tree import Capture, NamedTensor, as_bytes, dtype_name
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What stands for the items of a strided copy, by size."""
+_SMALL = 1 << 14
+"""Bytes up to which calls of torch cost more than the copy."""
+_move = ctypes.PyDLL(
+    None
+).memmove  # unlike `ctypes.memmove` it keeps the interpreter lock, which costs more than it
+_move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move.restype = ctypes.c_void_p
 
 
 def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
@@ -31,17 +39,24 @@ def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
         arena[offset : offset + len(header)] = header
     devices = set()
     with torch.no_grad(), collection_paused():
-        # One call: making a view for each would cost more.
-        memory = _memory(arena, plan.arena_size).split_with_sizes(plan.cuts)[1::2]
-        for place, target in zip(plan.placements, memory, strict=True):
-            if place.nbytes:
-                tensor = tensors[place.tensor].tensor
-                _copy(_box(tensor, place), target)
+        memory = _memory(arena, plan.arena_size)
+        base = memory.data_ptr()
+        for place in plan.placements:
+            tensor, start, size = tensors[place.tensor].tensor, place.arena_offset, place.nbytes
+            if 0 < size <= _SMALL and _is_plain_memory(tensor) and tensor.shape == place.lengths:
+                _move(base + start, tensor.data_ptr(), size)
+            elif size:
+                _copy(_box(tensor, place), memory[start : start + size])
                 if not tensor.is_cpu:
                     devices.add(tensor.device)
     for device in devices:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
+
+
+def _is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are its elements, row-major, and lie on the CPU."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _memory(arena: memoryview, size: int) -> torch.Tensor:

@@ -35,6 +35,9 @@ COMPRESSED: Mapping[torch.layout, tuple[str, str]] = {
     torch.sparse_bsr: ("crow_indices", "col_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
+_STORABLE = frozenset(
+    dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtypes.find(str(dtype)[6:])
+)
 _ROLE_ORDER = {"other": 0, "buffer": 1, "moment": 2, "parameter": 3}
 WORDS = {"torch.dtype": torch.dtype, "torch.layout": torch.layout, "torch.memory_format": torch.memory_format}
 
@@ -82,6 +85,7 @@ def spec_of(tensor: torch.Tensor) -> Spec:
     return dtype_name(tensor.dtype), tuple(tensor.shape)
 
 
+@functools.cache
 def torch_dtype(name: str) -> torch.dtype:
     """`torch.float32` for ``float32``.
 
@@ -112,6 +116,7 @@ class Collector:
     """Gathers the tensors of one capture."""
 
     def __init__(self) -> None:
+        self._first_at: dict[int, int] = {}
         self._at: dict[object, int] = {}
         self._taken: set[str] = set()
         self._tensors: list[NamedTensor] = []
@@ -124,8 +129,12 @@ class Collector:
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The name of a tensor that was gathered, or of one that is the same memory; None if there is none."""
+        first = self._first_at.get(tensor.data_ptr() or id(tensor))
+        if first is None:
+            return None
         key = _alias_key(tensor)
-        index = self._at.get(key)
+        same = key == _alias_key(self._tensors[first].tensor)
+        index = first if same else self._at.get(key)
         return None if index is None else self._tensors[index].name
 
     def encode(self, value: object, path: str, *, role: str = "other") -> Json:
@@ -162,7 +171,7 @@ class Collector:
     def tensor(self, tensor: torch.Tensor, path: str, *, role: str = "other") -> Json:
         """The node of a tensor: its name, or for composed tensors the names of its components."""
         _refuse(tensor, path)
-        if tensor.layout is torch.strided and not is_wrapper(tensor):
+        if tensor.layout is torch.strided and (type(tensor) in PLAIN or not is_wrapper(tensor)):
             return self._strided(tensor, path, role)
         return self._once(tensor, lambda: self._compose(tensor, path, role))
 
@@ -190,12 +199,11 @@ class Collector:
         return {name: self.tensor(part, f"{path}.{name}", role=role) for name, part in parts.items()}
 
     def _strided(self, tensor: torch.Tensor, path: str, role: str) -> Json:
-        dtypes.require(dtype_name(tensor.dtype), path=path)
-        key = _alias_key(tensor)
-        index = self._at.get(key)
+        if tensor.dtype not in _STORABLE:
+            dtypes.require(dtype_name(tensor.dtype), path=path)
+        index = self._place_of(tensor)
         if index is None:
             name = self._free_name(path)
-            self._at[key] = len(self._tensors)
             self._tensors.append(NamedTensor(name=name, tensor=tensor, role=role))
         else:
             name = self._see_again(index, role)
@@ -204,9 +212,21 @@ class Collector:
             node["device"] = tensor.device.type
         if tensor.requires_grad and tensor.is_leaf:
             node["requires_grad"] = True
-        if isinstance(tensor, torch.nn.Parameter):
+        if type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter):
             node["parameter"] = True
         return node
+
+    def _place_of(self, tensor: torch.Tensor) -> int | None:
+        """Where the same elements are among `_tensors`; None if they come next."""
+        address = tensor.data_ptr() or id(tensor)
+        first = self._first_at.setdefault(address, len(self._tensors))
+        if first == len(self._tensors):
+            return None
+        key = _alias_key(tensor)  # seldom needed, for few tensors begin where another one does
+        if key == _alias_key(self._tensors[first].tensor):
+            return first
+        index = self._at.setdefault(key, len(self._tensors))
+        return None if index == len(self._tensors) else index
 
     def _see_again(self, index: int, role: str) -> str:
         seen = self._tensors[index]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -73,18 +74,35 @@ def scan(spans: Iterable[HealthSpan], *, arena: memoryview) -> Scan:
     """
     state: set[str] = set()
     buffers: set[str] = set()
-    for span in spans:
-        found = buffers if span.role == "buffer" else state
-        if span.tensor in found:
+    for run in _neighbours(spans):
+        if len(run) > 1 and is_finite(_staged(run[0], run[-1], arena), dtype=run[0].dtype):
             continue
-        staged = arena[span.arena_offset : span.arena_offset + span.nbytes]
-        if len(staged) != span.nbytes:
-            raise ValueError(
-                f"{span.tensor}: {span.nbytes} bytes at {span.arena_offset} are outside the arena"
-            )
-        if not is_finite(staged, dtype=span.dtype):
-            found.add(span.tensor)
+        for span in run:
+            found = buffers if span.role == "buffer" else state
+            if span.tensor not in found and not is_finite(_staged(span, span, arena), dtype=span.dtype):
+                found.add(span.tensor)
     return Scan(state=frozenset(state), buffers=frozenset(buffers))
+
+
+def _neighbours(spans: Iterable[HealthSpan]) -> Iterator[list[HealthSpan]]:
+    """Spans of one type that lie side by side: thousands of small ones are looked at in one go."""
+    run: list[HealthSpan] = []
+    end = size = 0
+    for span in sorted(spans, key=attrgetter("arena_offset")):
+        if run and (span.arena_offset != end or span.dtype != run[0].dtype or size + span.nbytes > CHUNK):
+            yield run
+            run, size = [], 0
+        run.append(span)
+        end, size = span.arena_offset + span.nbytes, size + span.nbytes
+    if run:
+        yield run
+
+
+def _staged(first: HealthSpan, last: HealthSpan, arena: memoryview) -> memoryview:
+    end = last.arena_offset + last.nbytes
+    if first.arena_offset < 0 or end > len(arena):
+        raise ValueError(f"{last.tensor}: {last.nbytes} bytes at {last.arena_offset} are outside the arena")
+    return arena[first.arena_offset : end]
 
 
 def is_finite(data: memoryview | bytes, *, dtype: str) -> bool:
