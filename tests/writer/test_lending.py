@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from spotsafe.checkpoint.verify import verify
 from spotsafe.errors import StorageError, StorageNotFound, StorageRefused, StorageUnavailable
 from spotsafe.events import DeleteRefused, Event, FileWritten, Warned
 from spotsafe.policy.retention import latest
+from spotsafe.storage.local import LocalStore
 from spotsafe.storage.store import Store
 from spotsafe.storage.wrapping import Operation, WrappingStore
 from spotsafe.testing.faults import CountingStore, FailingStore
@@ -385,6 +387,16 @@ def test_crash_at_every_operation(after: bool) -> None:
         crash(at, after=after)
 
 
+@pytest.mark.slow
+def test_crash_on_a_local_disk(tmp_path: Path) -> None:
+    """The same on files and folders, at every fifth operation."""
+    for at in range(1, len(operations()) + 1, 5):
+        journal = begin(LocalStore(tmp_path / str(at)))
+        with suppress(Crash):
+            second_attempt(Killed(journal, at=at, after=bool(at % 2)))
+        go_on(journal, changed=bool(at % 3))
+
+
 class Erring(WrappingStore):
     """Raises once, at operation k, before or after doing it."""
 
@@ -418,9 +430,10 @@ def test_lost_operation_or_response_at_every_operation(after: bool) -> None:
 class Superseding(WrappingStore):
     """Right before operation k a newer attempt starts, saves so often that it deletes, and ends."""
 
-    def __init__(self, journal: Journal, *, at: int, saves: int) -> None:
+    def __init__(self, journal: Journal, *, at: int, saves: int, other_weights: bool) -> None:
         super().__init__(journal)
         self.journal, self.at, self.saves, self.count = journal, at, saves, 0
+        self.other_weights = other_weights
         self.other: Attempt | None = None
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
@@ -429,17 +442,21 @@ class Superseding(WrappingStore):
         if self.count == self.at:
             self.other = Attempt(self.journal, keep=latest(1))
             for save in range(self.saves):
-                self.other.save(50 + save, frozen=base(5 + save, 6))
+                frozen = base(5 + save, 6) if self.other_weights else base(1, 3 if self.at % 2 else 2)
+                self.other.save(50 + save, frozen=frozen)
         return call()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saves", [1, 4])
-def test_superseded_at_every_operation(saves: int) -> None:
-    """A newer attempt that comes, writes other weights and deletes, before operation k of the older one, for all k."""
+@pytest.mark.parametrize(("saves", "other_weights"), [(1, True), (4, True), (1, False), (4, False)])
+def test_superseded_at_every_operation(saves: int, other_weights: bool) -> None:
+    """A newer attempt that comes, saves and deletes before operation k of the older one, for all k.
+
+    It writes other weights and deletes what the older one refers to, or refers itself to what that one deletes.
+    """
     for at in range(1, len(operations()) + 1):
         journal = begin(MemoryStore())
-        store = Superseding(journal, at=at, saves=saves)
+        store = Superseding(journal, at=at, saves=saves, other_weights=other_weights)
         mine = Attempt(store, keep=latest(2))
         for save in range(SAVES):
             try:

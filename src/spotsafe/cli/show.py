@@ -57,7 +57,8 @@ def _header(manifest: Manifest) -> dict[str, Any]:
         "nonfinite": list(manifest.health.nonfinite),
         "nonfinite_buffers": list(manifest.health.nonfinite_buffers),
         "metrics": dict(manifest.metrics),
-        "bytes": manifest.total_bytes,
+        "bytes": manifest.needed_bytes,
+        "references": [f"{one.checkpoint}/{one.file}" for one in manifest.references],
     }
 
 
@@ -76,6 +77,16 @@ def _tensor(entry: TensorEntry) -> dict[str, Any]:
     return {**facts, "bytes": 0, "files": []}
 
 
+def _lent(manifest: Manifest) -> dict[str, str]:
+    if not manifest.references:
+        return {}
+    owners = ", ".join(sorted({one.checkpoint for one in manifest.references}))
+    size = human.size(sum(one.size for one in manifest.references))
+    return {
+        "refers to": f"{human.count(len(manifest.references), 'file')} of {owners}, {size} of frozen tensors"
+    }
+
+
 def _print(manifest: Manifest, *, tensors: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
     health = "ok" if manifest.health.healthy else "not finite: " + ", ".join(manifest.health.nonfinite)
     facts = {
@@ -85,12 +96,13 @@ def _print(manifest: Manifest, *, tensors: Sequence[Mapping[str, Any]], keys: Se
         "saved because of": manifest.reason,
         "resumed from": manifest.parent or "nothing; a fresh start",
         "health": health,
+        **_lent(manifest),
         **{f"metric {name}": f"{value:.6g}" for name, value in manifest.metrics.items()},
     }
     for name, text in facts.items():
         click.echo(f"{name}: {text}")
     elements = sum(math.prod(tensor["shape"]) for tensor in tensors)
-    size = human.size(manifest.total_bytes)
+    size = human.size(manifest.needed_bytes)
     more = f", ... ({len(keys) - _SHOWN} more with --json)" if len(keys) > _SHOWN else ""
     click.echo(f"state: {', '.join(keys[:_SHOWN]) or 'none besides tensors'}{more}\n")
     print_table(

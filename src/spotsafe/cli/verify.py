@@ -7,7 +7,7 @@ import sys
 import click
 
 from spotsafe import human
-from spotsafe.checkpoint.verify import verify
+from spotsafe.checkpoint.verify import Good, verify
 from spotsafe.cli.output import print_json
 from spotsafe.cli.target import existing, json_option, open_target, target_argument
 
@@ -21,9 +21,9 @@ def command(target: str, *, as_json: bool) -> None:
     Without @ it is every checkpoint of the run. Exit code 1 and a list of the faults if something differs.
     """
     store, selector = open_target(target)
-    records = []
+    records, good = [], Good()
     for name in existing(store, selector):
-        faults = [{"file": fault.file, "reason": fault.reason} for fault in verify(store, name)]
+        faults = [{"file": fault.file, "reason": fault.reason} for fault in verify(store, name, good=good)]
         records.append({"name": str(name), "step": name.step, "faults": faults})
         if not as_json:
             click.echo(f"{name}: {'good' if not faults else human.count(len(faults), 'fault')}")

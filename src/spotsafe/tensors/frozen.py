@@ -1,6 +1,7 @@
 """Frozen tensors: staged once, then only referred to, as long as they are seen not to have changed.
 
-A parameter without a gradient that no tracked optimizer holds is frozen, and so is a large buffer, until it changes.
+A parameter without a gradient that no tracked optimizer holds is frozen if it is not small, and so is a large buffer,
+until it changes.
 What has changed once is saved like everything else from then on: the teacher of a moving average looks frozen too.
 
 A change is seen in three ways. torch counts writes in place (`_version`), and a tensor that was replaced lies
@@ -27,8 +28,10 @@ from spotsafe.writer.arena import Arena
 from spotsafe.writer.job import FrozenFile, SaveResult
 from spotsafe.writer.lending import HeldFiles
 
+PARAMETER_BYTES = 16 << 10
+"""Parameters from this size on may be frozen: to copy a smaller one takes no longer than to look at it."""
 BUFFER_BYTES = 1 << 20
-"""Buffers from this size on may be frozen; smaller ones are statistics, and cost nothing to save."""
+"""The same of buffers; smaller ones are mostly statistics, which change."""
 RECHECK = 20
 """So many saves after it was staged, everything is staged and compared again."""
 SAMPLE = 64
@@ -67,7 +70,7 @@ def address_of(tensor: torch.Tensor) -> int:
 
 def _may_be_frozen(one: NamedTensor) -> bool:
     nbytes = one.tensor.numel() * one.tensor.element_size()
-    enough = {"other": 1, "buffer": BUFFER_BYTES}.get(one.role, math.inf)
+    enough = {"other": PARAMETER_BYTES, "buffer": BUFFER_BYTES}.get(one.role, math.inf)
     return nbytes >= enough and not one.tensor.is_inference()
 
 
@@ -170,7 +173,7 @@ class FrozenTensors:
         held = {file.name: self._held.get(file.name) for file in plan.files}
         same = plan is self._plan and None not in held.values()
         arena = None
-        if not same or self._saves >= RECHECK:
+        if not same or self._saves + 1 >= RECHECK:
             arena = Arena(plan.arena_size)
             stage(plan, Capture(state={}, tensors=tuple(tensors)), arena.view)
             # Again: what is compared later is what was copied.
