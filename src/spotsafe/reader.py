@@ -130,7 +130,7 @@ def choose(
     """
     reasons: dict[str, str] = {}
     choice = pick(
-        candidates(store, listing.on(branch)),
+        candidates(store, listing, branch),
         run=run,
         unusable=unusable or {},
         reasons=reasons,

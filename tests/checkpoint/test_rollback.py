@@ -9,16 +9,16 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from spotsafe.checkpoint import sealed
+from spotsafe.checkpoint import gc, sealed
 from spotsafe.checkpoint.attempts import MAX_BYTES, AttemptRecord, read_attempt, read_branch
 from spotsafe.checkpoint.branch import Rollback
-from spotsafe.checkpoint.candidates import candidates, listing_of, look
+from spotsafe.checkpoint.candidates import candidates, listing_of, look, read_candidate
 from spotsafe.checkpoint.catalog import list_rows, resolve
 from spotsafe.checkpoint.claim import claim
-from spotsafe.checkpoint.layout import CheckpointName, attempt_record, data_file
-from spotsafe.checkpoint.manifest import Marker, encode_marker
-from spotsafe.checkpoint.pins import place_pin
-from spotsafe.checkpoint.rollback import plan_rollback, roll_back
+from spotsafe.checkpoint.layout import CheckpointName, attempt_record, data_file, parse_pin
+from spotsafe.checkpoint.manifest import Marker, encode_manifest, encode_marker
+from spotsafe.checkpoint.pins import SLACK_S, pinned_manifest, place_pin
+from spotsafe.checkpoint.rollback import KEPT_S, plan_rollback, roll_back
 from spotsafe.checkpoint.verify import verify
 from spotsafe.errors import (
     CheckpointNotFound,
@@ -83,19 +83,19 @@ def train(store: Store, *steps: int) -> Attempt:
 
 def back_to(store: Store, selector: str | int) -> AttemptRecord:
     """Roll back."""
-    return roll_back(store, plan_rollback(store, selector), identity=ME, wall=1.0)
+    return roll_back(store, plan_rollback(store, selector), identity=ME, wall=1_700_000_000.0)
 
 
 def next_start(store: Store) -> CheckpointName:
     """What a start would go on from, health aside."""
     listing = look(store)
-    return next(candidates(store, listing.on(read_branch(store, listing)))).name
+    return next(candidates(store, listing, read_branch(store, listing))).name
 
 
 def counts(store: Store) -> list[int]:
     """The steps that count, newest first."""
     listing = look(store)
-    return [one.name.step for one in candidates(store, listing.on(read_branch(store, listing)))]
+    return [one.name.step for one in candidates(store, listing, read_branch(store, listing))]
 
 
 def steps(names: tuple[CheckpointName, ...]) -> list[int]:
@@ -119,14 +119,16 @@ def test_next_start_goes_on_from_there() -> None:
     assert all(verify(store, row.candidate.name) == [] for row in rows.values())
 
 
-def test_only_a_record_is_written() -> None:
-    """Nothing else in the run changes."""
+def test_only_a_record_and_a_pin_are_written() -> None:
+    """And a pin, for whoever may be deleting right now. Nothing else in the run changes."""
     store = run_of(1, 2, 3)
     before = dict(store.objects)
 
     back_to(store, 1)
 
-    assert {path for path in store.objects if path not in before} == {attempt_record(2)}
+    new = sorted(path for path in store.objects if path not in before)
+    assert new[0] == attempt_record(2)
+    assert [parse_pin(path.partition("/")[2]) for path in new[1:]] == [look(store).names[2]]
     assert all(store.objects[path] == data for path, data in before.items())
 
 
@@ -226,7 +228,7 @@ def test_rollback_to_what_an_earlier_one_set_aside() -> None:
     assert steps(plan.brings_back) == [3, 2]
     assert [(name.attempt, name.step) for name in plan.sets_aside] == [(3, 3), (3, 2)]
 
-    roll_back(store, plan, identity=ME, wall=1.0)
+    roll_back(store, plan, identity=ME, wall=1_700_000_000.0)
 
     assert [(one.attempt, one.step) for one in _counted(store)] == [(1, 3), (1, 2), (1, 1)]
 
@@ -258,7 +260,7 @@ def test_history_of_a_checkpoint_without_a_record() -> None:
 
 def _counted(store: Store) -> list[CheckpointName]:
     listing = look(store)
-    return [one.name for one in candidates(store, listing.on(read_branch(store, listing)))]
+    return [one.name for one in candidates(store, listing, read_branch(store, listing))]
 
 
 # What cannot be gone back to
@@ -431,8 +433,8 @@ def test_two_rollbacks_at_once() -> None:
     """Each gets a number; the later one counts."""
     store = run_of(1, 2, 3)
     first, second = plan_rollback(store, 1), plan_rollback(store, 2)
-    roll_back(store, first, identity=ME, wall=1.0)
-    made = roll_back(store, second, identity=ME, wall=1.0)
+    roll_back(store, first, identity=ME, wall=1_700_000_000.0)
+    made = roll_back(store, second, identity=ME, wall=1_700_000_000.0)
     assert made.attempt == 3
     assert made.rollbacks == (Rollback(to=str(second.target.name), attempt=3),)
     assert counts(store) == [2, 1]
@@ -449,10 +451,10 @@ def test_start_between_the_look_and_the_claim_of_a_rollback() -> None:
         raise RunInUse("somebody has just started")
 
     with pytest.raises(RunInUse):
-        roll_back(store, plan, identity=ME, wall=1.0, met=refuse)
+        roll_back(store, plan, identity=ME, wall=1_700_000_000.0, met=refuse)
     assert look(store).attempts == (1, 2)
 
-    roll_back(store, plan, identity=ME, wall=1.0)
+    roll_back(store, plan, identity=ME, wall=1_700_000_000.0)
     late = started.save(4)
     assert (late.published, late.superseded_by) == (True, 3)
     assert counts(store) == [1]
@@ -494,7 +496,7 @@ def test_retention_keeps_the_way_back_and_what_is_set_aside() -> None:
 
 
 def test_retention_counts_what_was_brought_back() -> None:
-    """After a rollback to the old line its checkpoints are retained like any others."""
+    """After a rollback to the old line its checkpoints are retained like any others, but for what is still pinned."""
     store = run_of(1, 2, 3)
     back_to(store, 1)
     train(store, 8)
@@ -502,7 +504,10 @@ def test_retention_counts_what_was_brought_back() -> None:
     attempt = Attempt(store, keep=latest(2))
     attempt.save(4)
     attempt.save(5)
-    assert counts(store) == [5, 4]
+    assert counts(store) == [5, 4, 1]
+    later = int(KEPT_S + SLACK_S) + 10
+    attempt.save(later)
+    assert counts(store) == [later, 5]
     assert resolve(store, 8).name.attempt == 3, "the other line is set aside and stays"
 
 
@@ -608,10 +613,58 @@ def test_branches_of_many_random_histories_agree_with_a_model() -> None:
             assert counted == line, (seed, turn)
 
 
-def test_what_is_withdrawn_meanwhile_is_told() -> None:
-    """A job that still runs may withdraw the checkpoint between the look and the claim: nobody goes on unaware."""
+def test_what_was_withdrawn_since_the_look_is_told() -> None:
+    """A job that still runs withdrew it: nothing is claimed, and no pin is left."""
     store = run_of(1, 2, 3)
     plan = plan_rollback(store, 1)
     store.replace(plan.target.name.manifest, encode_marker(Marker(state="retired")))
-    with pytest.raises(CheckpointNotFound, match="by a job that still runs"):
-        roll_back(store, plan, identity=Identity.of_this_process(), wall=0.0)
+    before = dict(store.objects)
+    with pytest.raises(CheckpointNotFound, match="any more"):
+        roll_back(store, plan, identity=ME, wall=1_700_000_000.0)
+    assert store.objects == before
+
+
+@pytest.mark.parametrize("at", range(1, 14))
+def test_a_job_that_is_just_deleting_it_cannot_take_it_away(at: int) -> None:
+    """The newest attempt has looked, then a rollback claims, then the job deletes: before operation k, for all k."""
+    store = run_of(1, 2, 3)
+    told: list[str] = []
+
+    class Between(WrappingStore):
+        """A rollback comes before operation `at` of a retention that takes the chosen one away."""
+
+        count = 0
+
+        def around(self, operation: Operation, call: Callable[[], T]) -> T:
+            self.count += 1
+            if self.count == at:
+                try:
+                    back_to(store, 1)
+                except CheckpointNotFound as error:
+                    told.append(str(error))
+            return call()
+
+    between = Between(store)
+    retention = gc.Retention(keep=latest(2), resumed_from=None)
+    gc.apply_retention(between, attempt=1, retention=retention, on_event=lambda _: None, now=1_700_000_000.0)
+    if told or between.count < at:
+        assert counts(store) == [3, 2], "nothing was changed"
+        return
+    assert next_start(store).step == 1
+    for step in (5, 6):
+        attempt = Attempt(store, keep=latest(2))
+        assert attempt.resumed_from is not None
+        assert verify_held(store, attempt.resumed_from.name)
+        assert attempt.save(step).error is None
+    Attempt(store, keep=latest(2)).save(7)
+    assert counts(store) == [7, 6]
+    assert store.names("pins") == [], "let go once two newer ones were there"
+
+
+def verify_held(store: MemoryStore, name: CheckpointName) -> bool:
+    """Whether every byte of a checkpoint is there, be it published or held by a pin."""
+    held = pinned_manifest(store, name)
+    copy = store.copy()
+    if read_candidate(store, name).manifest is None and held is not None:
+        copy.objects[name.manifest] = encode_manifest(held)
+    return verify(copy, name) == []

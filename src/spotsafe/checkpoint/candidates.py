@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spotsafe.checkpoint import manifest as manifest_format
-from spotsafe.checkpoint.branch import Branch, on_branch
+from spotsafe.checkpoint.branch import Branch, gone_back_to, on_branch
 from spotsafe.checkpoint.layout import (
     ATTEMPTS,
     CHECKPOINTS,
@@ -24,6 +24,7 @@ from spotsafe.checkpoint.layout import (
     parse_published,
 )
 from spotsafe.checkpoint.manifest import Manifest, Marker, Part
+from spotsafe.checkpoint.pins import pinned_manifest
 from spotsafe.errors import (
     DamagedCheckpoint,
     SpotsafeError,
@@ -136,14 +137,23 @@ def read_candidate(store: Store, name: CheckpointName) -> Candidate:
         return Candidate(name=name, fault=error)
 
 
-def candidates(store: Store, listing: Listing) -> Iterator[Candidate]:
+def candidates(store: Store, listing: Listing, branch: Branch = ()) -> Iterator[Candidate]:
     """What exists or should exist, newest first, each read when it is asked for; absent ones are left out.
+
+    Args:
+        store: the run.
+        listing: a look at it.
+        branch: the rollbacks that count: what they set aside is left out. The checkpoint that was gone back to is
+            there even if an attempt that lived then has withdrawn it: its pin has the manifest, and keeps the files.
 
     Raises:
         StorageError: one could not be read.
     """
-    for name in listing.names:
+    chosen = gone_back_to(branch)
+    for name in listing.on(branch).names:
         candidate = read_candidate(store, name)
+        if candidate.absent and str(name) == chosen:
+            candidate = Candidate(name=name, manifest=pinned_manifest(store, name))
         if not candidate.absent:
             yield candidate
 

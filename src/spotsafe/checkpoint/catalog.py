@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spotsafe.checkpoint.attempts import read_attempt, read_branch
-from spotsafe.checkpoint.branch import Branch, is_set_aside
+from spotsafe.checkpoint.branch import Branch, gone_back_to, is_set_aside
 from spotsafe.checkpoint.candidates import (
     Candidate,
     Listing,
@@ -24,7 +24,7 @@ from spotsafe.checkpoint.candidates import (
 )
 from spotsafe.checkpoint.layout import ATTEMPTS, CHECKPOINTS, CheckpointName
 from spotsafe.checkpoint.manifest import Manifest
-from spotsafe.checkpoint.pins import pinned_manifest, read_pins
+from spotsafe.checkpoint.pins import READER, pinned_manifest, read_pins
 from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, NoUsableCheckpoint, UnsupportedFormat
 from spotsafe.storage.store import Store
 
@@ -117,10 +117,11 @@ def resolve(
         if candidate.manifest is not None:
             return candidate
         _pass_over(candidate)
-        if selector not in {None, "latest"}:
+        if selector not in {None, "latest"} or str(name) == gone_back_to(branch):
             pinned = pinned_manifest(store, name) if candidate.absent else None
             if pinned is not None:
                 return Candidate(name=name, manifest=pinned)
+        if selector not in {None, "latest"}:
             reasons.append(f"{name}: {candidate.reason}")
     found = f" ({'; '.join(reasons)})" if reasons else ""
     raise CheckpointNotFound(
@@ -174,7 +175,8 @@ def list_rows(store: Store, *, now: float = 0.0) -> list[Row]:
     marks = store.names(ATTEMPTS)
     folders = by_folder(store.list(CHECKPOINTS))
     branch = _branch_for_people(store, listing_of(marks, map(str, folders)))
-    held = {name for name, pin in read_pins(store) if pin is None or pin.lasts(now)}
+    pins = [(name, pin) for name, pin in read_pins(store) if pin is None or pin.purpose == READER]
+    held = {name for name, pin in pins if pin is None or pin.lasts(now)}
     rows = []
     for candidate in read_many(store, sorted(folders, reverse=True)):
         sizes = folders[candidate.name]

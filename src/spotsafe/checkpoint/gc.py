@@ -23,10 +23,11 @@ from spotsafe.checkpoint.layout import (
     parse_ledger_folder,
 )
 from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.checkpoint.pins import ROLLBACK, remove_pins
 from spotsafe.checkpoint.references import Needed
 from spotsafe.errors import StorageError, StorageUnavailable
 from spotsafe.events import DeleteRefused
-from spotsafe.policy.retention import Keep, Saved, victims
+from spotsafe.policy.retention import FLOOR, Keep, Saved, victims
 from spotsafe.storage.store import Store
 
 
@@ -97,6 +98,7 @@ def apply_retention(
         passed_over=retention.passed_over | torn | aside,  # not counted, not touched: the listing may be old
     )
     withdrawn = {saved.name for saved in chosen}
+    _let_go(one, retention.rollbacks)
     gone = one.retire(sorted(name for name in one.published if str(name) in withdrawn))
     one.trim(is_frozen_file, below=attempt + 1)
     return gone
@@ -197,6 +199,18 @@ def discard(store: Store, name: CheckpointName, *, manifest_tried: bool, on_even
         return False
     delete_files(store, name, marker=None, needed=Needed(), attempt=name.attempt, on_event=on_event)
     return True
+
+
+def _let_go(one: Cleaning, rollbacks: Branch) -> None:
+    """A checkpoint that was gone back to needs no pin any more once two newer healthy ones are there."""
+    for rollback in rollbacks:
+        newer = [
+            name
+            for name, manifest in one.published.items()
+            if name > rollback.name and manifest.health.healthy and not is_set_aside(name, rollbacks)
+        ]
+        if len(newer) >= FLOOR:
+            remove_pins(one.store, rollback.name, purpose=ROLLBACK)
 
 
 def _saved(manifest: Manifest) -> Saved:

@@ -41,6 +41,8 @@ SLACK_S = 900.0
 MAX_BYTES = 4 << 20
 """A manifest in base64, and a few words."""
 
+READER, ROLLBACK = "reader", "rollback"
+
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +58,8 @@ class Pin:
     pid: int
     manifest: str
     """The bytes of the checkpoint's manifest in base64."""
+    purpose: str = READER
+    """Who needs the checkpoint: a reader, or the start after a rollback to it."""
 
     @property
     def path(self) -> str:
@@ -69,7 +73,9 @@ class Pin:
         return now <= self.until + SLACK_S
 
 
-def place_pin(store: Store, name: CheckpointName, *, until: float, identity: Identity) -> Pin:
+def place_pin(
+    store: Store, name: CheckpointName, *, until: float, identity: Identity, purpose: str = READER
+) -> Pin:
     """Keep a published checkpoint until `until` (Unix seconds) or until `remove_pin`.
 
     Raises:
@@ -85,27 +91,35 @@ def place_pin(store: Store, name: CheckpointName, *, until: float, identity: Ide
         host=identity.host,
         pid=identity.pid,
         manifest=base64.b64encode(before).decode("ascii"),
+        purpose=purpose,
     )
     store.create(pin.path, sealed.seal({**VERSION, **msgspec.to_builtins(pin)}))
     try:
         if _read_manifest(store, name) != before:  # only now: see above
             raise CheckpointNotFound(f"{name} changed while it was being pinned")
-    except CheckpointNotFound:
+    except (CheckpointNotFound, DamagedCheckpoint):
         store.delete(pin.path)
         raise
     return pin
 
 
-def remove_pins(store: Store, name: CheckpointName) -> int:
-    """Delete all pins of a checkpoint, whoever placed them; how many there were.
+def remove_pins(store: Store, name: CheckpointName, *, purpose: str = READER) -> int:
+    """Delete the pins of a checkpoint that serve a purpose, whoever placed them; how many there were.
+
+    What cannot be read counts as a reader's.
 
     Raises:
         StorageError: the store could not say or refused.
     """
     found = [one for one in store.names(PINS) if parse_pin(one) == name]
-    for one in found:
+    doomed = [one for one in found if _purpose(_read_pin(store, one)) == purpose]
+    for one in doomed:
         store.delete(f"{PINS}/{one}")
-    return len(found)
+    return len(doomed)
+
+
+def _purpose(pin: Pin | None) -> str:
+    return READER if pin is None else pin.purpose
 
 
 def pinned(store: Store, names: Iterable[CheckpointName], *, now: float) -> frozenset[CheckpointName]:
@@ -178,6 +192,14 @@ def pinned_manifest(store: Store, name: CheckpointName) -> Manifest | None:
 
 
 def _read_manifest(store: Store, name: CheckpointName) -> bytes:
+    """The bytes of a published manifest. Damage is believed after a second read."""
+    try:
+        return _read_once(store, name)
+    except DamagedCheckpoint:
+        return _read_once(store, name)
+
+
+def _read_once(store: Store, name: CheckpointName) -> bytes:
     try:
         data = store.read(name.manifest, max_bytes=manifest_format.MAX_BYTES)
     except StorageNotFound:

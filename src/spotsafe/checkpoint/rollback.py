@@ -11,9 +11,13 @@ from spotsafe.checkpoint.candidates import Candidate, Listing, look, read_candid
 from spotsafe.checkpoint.catalog import resolve
 from spotsafe.checkpoint.claim import claim
 from spotsafe.checkpoint.layout import CheckpointName
-from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint
+from spotsafe.checkpoint.pins import ROLLBACK, place_pin
+from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, RunInUse
 from spotsafe.identity import Identity
 from spotsafe.storage.store import Store
+
+KEPT_S = 30 * 86400.0
+"""For so long (seconds) what was gone back to is pinned, unless two newer healthy ones are published before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,28 +84,30 @@ def roll_back(
         met: as for `claim`.
 
     Raises:
-        CheckpointNotFound: a job that lives withdrew the checkpoint while the rollback was made.
+        CheckpointNotFound: the checkpoint was deleted at this moment; nothing was done.
+        RunInUse: from `met`; nothing was done.
         StorageError: it is unknown whether it was done; doing it again does no harm.
     """
     name = str(plan.target.name)
     assert plan.target.manifest is not None, "`resolve` answers only published checkpoints"
-    record = claim(
-        store,
-        listing=plan.listing,
-        identity=identity,
-        newest_seen=name,
-        wall=wall,
-        resumed_from=name,
-        run=plan.target.manifest.run,
-        rollback_to=plan.target.name,
-        met=met,
-    )
-    if read_candidate(store, plan.target.name).manifest is None:
-        raise CheckpointNotFound(
-            f"{name} was withdrawn while {store.url} was being rolled back to it, by a job that still runs. "
-            "Stop the job, and roll back to a checkpoint that is there"
+    # The newest attempt may be about to delete what we go back to: it has looked for a newer attempt already.
+    until = wall + KEPT_S
+    pin = place_pin(store, plan.target.name, until=until, identity=identity, purpose=ROLLBACK)
+    try:
+        return claim(
+            store,
+            listing=plan.listing,
+            identity=identity,
+            newest_seen=name,
+            wall=wall,
+            resumed_from=name,
+            run=plan.target.manifest.run,
+            rollback_to=plan.target.name,
+            met=met,
         )
-    return record
+    except RunInUse:
+        store.delete(pin.path)
+        raise
 
 
 def _branch(store: Store, listing: Listing, selector: str | int) -> Branch | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spotsafe.checkpoint.branch import Branch
+from spotsafe.checkpoint.branch import Branch, gone_back_to, is_set_aside
 from spotsafe.checkpoint.layout import (
     ATTEMPTS,
     CHECKPOINTS,
@@ -28,7 +28,7 @@ from spotsafe.testing.cloud import BLIND, DONE, STALE, Cloud, Objects
 from spotsafe.testing.parking import Failure, Request
 from spotsafe.testing.protocol import Plan, alone
 from spotsafe.testing.schedules import LANDING, Broken, Choice, Step
-from spotsafe.testing.seen import Choosable, manifest_at, names, newest, problem, published, record_at
+from spotsafe.testing.seen import Choosable, held, manifest_at, names, newest, problem, published, record_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,6 @@ class Memory:
     """The rollbacks that count, as the newest record has them."""
     rotten: frozenset[str] = frozenset()
     """Checkpoints that a disk or a person has harmed, or whose manifest came back when their files were gone."""
-    undone: bool = False
-    """Whether retention has taken away what a person went back to."""
     lost: frozenset[str] = frozenset()
     """Objects that a person has taken away."""
     owners: frozenset[tuple[int, str]] = frozenset()
@@ -97,7 +95,7 @@ class ProtocolRules:
 
     def end(self, memory: Memory, objects: Objects) -> None:
         """See `Rules`: a new attempt resumes from the newest, and can save."""
-        if memory.undone or (memory.newest is None and memory.rotten):
+        if memory.newest is None and memory.rotten:
             return  # nothing that is good is left
         notes, after = alone(objects, Plan())
         said = {note[0]: note[1:] for note in notes}
@@ -122,14 +120,12 @@ class ProtocolRules:
         if name is None or request.name in {"put", "put_large"}:
             return memory  # what is added takes nothing away
         if request.path == name.manifest and request.name in {"delete", "replace"}:
-            if _takes_target(memory, step, name):
-                memory = _undone(memory, step, name)
             _check_not_needed(memory, step, name)
         if step.choice.who == LANDING and name in memory.withdrawn and request.name == "create":
             memory = _risen(memory, step, name)
         now = newest(step.after, memory.rotten, branch=memory.branch)
         _check_forward(memory.newest, now)
-        _check_whole(step.after, memory.rotten)
+        _check_whole(step.after, memory.rotten, chosen=gone_back_to(memory.branch))
         gone = names(step.before) - names(step.after) if request.path == name.manifest else frozenset()
         return replace(memory, newest=now, withdrawn=memory.withdrawn | gone)
 
@@ -176,8 +172,7 @@ def _claimed(memory: Memory, step: Step, number: int) -> Memory:
     if branch != memory.branch:
         _check_branch(memory, branch, number)
         now = newest(step.after, memory.rotten, branch=branch)
-        gone = branch[-1].name not in names(step.after)  # between the person's look and the claim
-        memory = replace(memory, branch=branch, newest=now, undone=memory.undone or gone)
+        memory = replace(memory, branch=branch, newest=now)
     bases = memory.bases | {(step.who, memory.newest)} if step.who not in dict(memory.bases) else memory.bases
     return replace(memory, owners=owners, bases=bases)
 
@@ -186,44 +181,6 @@ def _check_branch(memory: Memory, branch: Branch, number: int) -> None:
     """Only a rollback changes what counts."""
     if not branch or branch[-1].attempt != number:
         raise Broken(f"attempt {number} is no rollback, and forgets {memory.branch} for {branch}")
-
-
-def _takes_target(memory: Memory, step: Step, name: CheckpointName) -> bool:
-    """Whether an attempt that was deleting when a person went back takes away what was gone back to.
-
-    It looked before the rollback claimed, and its deletions come after. A rollback beside an attempt that lives is
-    refused for that reason; here nothing is there that it could ask.
-    """
-    if not memory.branch or memory.branch[-1].to != str(name):
-        return False
-    return (
-        max((number for number, who in memory.owners if who == step.who), default=0)
-        < memory.branch[-1].attempt
-    )
-
-
-def _undone(memory: Memory, step: Step, name: CheckpointName) -> Memory:
-    rotten = memory.rotten | {str(name)}
-    origins = frozenset(one for one in memory.origins if one[1] != name)
-    now = newest(step.before, rotten, branch=memory.branch)
-    return replace(
-        memory,
-        rotten=rotten,
-        undone=True,
-        origins=origins,
-        newest=now,
-        bases=_bases(memory, step.before, rotten),
-    )
-
-
-def _bases(
-    memory: Memory, objects: Objects, rotten: frozenset[str]
-) -> frozenset[tuple[str, Choosable | None]]:
-    """What starts may count on, now that these checkpoints do not count any more."""
-    return frozenset(
-        (who, base and newest(objects, rotten, branch=memory.branch, up_to=base.name))
-        for who, base in memory.bases
-    )
 
 
 def _harmed(memory: Memory, step: Step) -> Memory:
@@ -235,7 +192,10 @@ def _harmed(memory: Memory, step: Step) -> Memory:
         lost = lost | {step.request.path}
     rotten = memory.rotten | harmed
     now = newest(step.after, rotten, branch=memory.branch)
-    bases = _bases(memory, step.after, rotten)
+    bases = frozenset(
+        (who, base and newest(step.after, rotten, branch=memory.branch, up_to=base.name))
+        for who, base in memory.bases
+    )
     return replace(memory, rotten=rotten, lost=lost, newest=now, bases=bases)
 
 
@@ -279,8 +239,8 @@ def _check_forward(before: Choosable | None, after: Choosable | None) -> None:
         raise Broken(f"the newest goes back from {before.name} to {None if after is None else after.name}")
 
 
-def _check_whole(objects: Objects, rotten: frozenset[str]) -> None:
-    for manifest in published(objects):
+def _check_whole(objects: Objects, rotten: frozenset[str], *, chosen: str | None = None) -> None:
+    for manifest in [*published(objects), *(held(objects, chosen) if chosen else ())]:
         if str(manifest.name) not in rotten:
             text = problem(manifest, objects)
             if text:
@@ -297,9 +257,18 @@ def _check_nothing_gone(memory: Memory, step: Step) -> None:
 
 
 def _check_not_needed(memory: Memory, step: Step, name: CheckpointName) -> None:
-    """What an attempt resumed from stays until it has two newer ones; what it passed over it does not touch."""
+    """What an attempt resumed from stays until it has two newer ones; what it passed over it does not touch.
+
+    What a person went back to may be withdrawn by an attempt that lived then: its pin keeps it whole, until there are
+    two newer ones.
+    """
     if (step.who, name) in memory.passed:
         raise Broken(f"{step.who} withdraws {name}, which its resume passed over")
+    if gone_back_to(memory.branch) == str(name):
+        there = [one for one in published(step.before) if not is_set_aside(one.name, memory.branch)]
+        newer = [one for one in there if one.name > name and one.health.healthy]
+        if len(newer) >= 2 or held(step.after, str(name)):
+            return
     deleting = [number for number, owner in memory.owners if owner == step.who]
     for number, origin in memory.origins:
         if origin != name or not deleting or max(deleting) > number:
@@ -319,6 +288,6 @@ def _check_end(memory: Memory, step: Step) -> None:
         return
     if isinstance(error, StorageUnavailable) and step.who in memory.faulty:
         return
-    if isinstance(error, NoUsableCheckpoint) and (memory.lost or memory.undone):
-        return  # all may need the file that a person took away, or nothing is left to go on from
+    if isinstance(error, NoUsableCheckpoint) and memory.lost:
+        return  # all may need the file that a person took away
     raise Broken(f"{step.who} ends by {error!r}")

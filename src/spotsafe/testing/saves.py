@@ -169,7 +169,7 @@ class Attempt:
     ) -> None:
         self._keep = keep
         listing = look(store)
-        there = candidates(store, listing.on(read_branch(store, listing)))
+        there = candidates(store, listing, read_branch(store, listing))
         self.resumed_from: Candidate | None = next(iter(there), None)
         seen = None if self.resumed_from is None else str(self.resumed_from.name)
         self.record: AttemptRecord = claim(

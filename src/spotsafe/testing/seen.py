@@ -5,6 +5,8 @@ Everything that is decoded or digested is remembered by its bytes.
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +17,7 @@ from spotsafe.checkpoint.attempts import AttemptRecord, decode_record
 from spotsafe.checkpoint.branch import Branch, gone_back_to, is_set_aside
 from spotsafe.checkpoint.digest import block_digests, sha256_hex
 from spotsafe.checkpoint.index import Index, decode_index
-from spotsafe.checkpoint.layout import CHECKPOINTS, MANIFEST, CheckpointName
+from spotsafe.checkpoint.layout import CHECKPOINTS, MANIFEST, PINS, CheckpointName
 from spotsafe.checkpoint.manifest import Manifest
 from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
 from spotsafe.testing.cloud import Objects
@@ -45,9 +47,12 @@ def newest(
         up_to: leave out what is newer than this one.
     """
     chosen = gone_back_to(branch)
+    there = published(objects)
+    if chosen is not None and all(str(one.name) != chosen for one in there):
+        there = [*there, *held(objects, chosen)]
     found = [
         Choosable(one.name, one.health.healthy or str(one.name) == chosen)
-        for one in published(objects)
+        for one in there
         if str(one.name) not in rotten
         and (up_to is None or one.name <= up_to)
         and not is_set_aside(one.name, branch)
@@ -70,6 +75,16 @@ def published(objects: Objects) -> list[Manifest]:
     there = [manifest for manifest in found if manifest is not None]
     _last.update(objects=objects, published=there)
     return there
+
+
+def held(objects: Objects, checkpoint: str) -> list[Manifest]:
+    """The manifest that a pin holds of a checkpoint, if one does."""
+    for path, data in objects.items():
+        if path.startswith(f"{PINS}/{checkpoint}."):
+            document = json.loads(data)
+            found = manifest_at(f"{CHECKPOINTS}/{checkpoint}", base64.b64decode(document["manifest"]))
+            return [] if found is None else [found]
+    return []
 
 
 _last: dict[str, Any] = {}
