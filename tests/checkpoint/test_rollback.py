@@ -534,7 +534,7 @@ def test_crash_at_every_operation_of_a_rollback(after: bool) -> None:
             back_to(store, 1)
         assert next_start(store).step == 1
         assert train(store, 2).record.rollbacks
-    assert seen == {3, 1}
+    assert seen == ({3, 1} if after else {3})
 
 
 def test_every_lost_answer_of_a_rollback() -> None:

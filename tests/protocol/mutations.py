@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spotsafe import opening, reader
-from spotsafe.checkpoint import candidates, gc, publish
+from spotsafe.checkpoint import candidates, gc, publish, rollback
 from spotsafe.checkpoint.candidates import Candidate
 from spotsafe.checkpoint.manifest import ABANDONED, RETIRED, Marker, encode_marker
 from spotsafe.checkpoint.references import Needed
@@ -36,6 +36,10 @@ class Mutation:
     """A pattern of what the search says."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """Other limits than the scenario's: a search with fewer kinds of faults finds sooner."""
+
+
+def _go_back_without_a_pin(patch: Patch) -> None:
+    patch.setattr(rollback, "place_pin", lambda *_, **__: None)
 
 
 def _order_by_step(patch: Patch) -> None:
@@ -443,6 +447,13 @@ MUTATIONS = {
         off=_health_does_not_matter,
         scenario=scenarios.ailing,
         finds="was there when",
+        faults=NO_FAULTS,
+    ),
+    "10: go back without a pin": Mutation(
+        rule="10",
+        off=_go_back_without_a_pin,
+        scenario=scenarios.going_back_to_an_older_one,
+        finds="goes back|resumed from",
         faults=NO_FAULTS,
     ),
     "13: what was acknowledged is there": Mutation(
