@@ -38,6 +38,7 @@ from spotsafe.reader import (
     load_verified,
     read_description,
 )
+from spotsafe.storage.mounts import durability_doubt
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
 from spotsafe.tracking import Tracker
@@ -118,6 +119,9 @@ def claim_attempt(
     exclusive = is_exclusive(store, record)
     if not exclusive:
         emit(SingleWriter(url=store.url, attempt=record.attempt))
+    doubt = durability_doubt(store.url)
+    if doubt is not None:
+        emit(Warned(message=doubt))
     return Claimed(record=record, furthest_step=furthest, restart_loop=loop, single_writer=not exclusive)
 
 

@@ -20,6 +20,7 @@ from fsspec.spec import AbstractFileSystem
 from spotsafe.errors import (
     StorageError,
     StorageExists,
+    StorageExpired,
     StorageNotFound,
     StorageRefused,
     StorageShort,
@@ -525,3 +526,98 @@ def test_the_root_of_a_file_system() -> None:
     assert store.list(folder) == [Entry(f"{folder}/a", 1)]
     assert folder in store.names("")
     store.delete(f"{folder}/a")
+
+
+# -- credentials that expire
+
+
+class ExpiredToken(Exception):
+    """As botocore's error of an old token."""
+
+    response: ClassVar[dict[str, Any]] = {
+        "Error": {"Code": "ExpiredToken"},
+        "ResponseMetadata": {"HTTPStatusCode": 400},
+    }
+
+
+def test_expired_credentials_are_looked_for_anew_once(odd: FsspecStore) -> None:
+    """A new instance reads them again; the caller notices nothing."""
+    odd.put("a", b"1")
+    old = odd._connection._opened().fs
+
+    def info(real: Any, path: str) -> dict[str, Any]:
+        if real.__self__ is old:
+            raise ExpiredToken
+        return real(path)
+
+    OddFileSystem.faults["info"] = info
+    assert odd.size("a") == 1
+    assert odd._connection._opened().fs is not old
+
+
+def test_credentials_that_stay_expired_are_never_an_empty_run(odd: FsspecStore) -> None:
+    """A second refusal is told, after two requests and not more."""
+    odd.put("a", b"1")
+    asked: list[str] = []
+
+    def refuse(_real: Any, path: str, **_kwargs: Any) -> None:
+        asked.append(path)
+        raise ExpiredToken
+
+    OddFileSystem.faults.update(info=refuse, ls=refuse)
+    for look in (lambda: odd.size("a"), lambda: odd.names("")):
+        asked.clear()
+        with pytest.raises(StorageExpired, match="get new ones"):
+            look()
+        assert len(asked) == 2
+
+
+# -- memory and time
+
+
+def test_a_large_read_has_few_pieces_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside its buffer a read needs the memory of so many pieces, whatever the object's size."""
+    monkeypatch.setattr(remote, "_PIECE", 1000)
+    store = FsspecStore(f"slow://{uuid.uuid4().hex}/run")
+    data = pattern_bytes(30_500)
+    store.put("a", data)
+    under_way, most = 0, 0
+    real = Slow._cat_file
+
+    async def cat(self: Slow, path: str, start: int, end: int) -> bytes:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return await real(self, path, start=start, end=end)
+
+    monkeypatch.setattr(Slow, "_cat_file", cat)
+    assert read_all(store, "a") == data
+    assert most == 4
+    store.close()
+
+
+def test_a_cancelled_request_of_the_client_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not success, and not "there is none"."""
+    store = FsspecStore(f"slow://{uuid.uuid4().hex}/run")
+
+    async def cancelled(*_args: Any, **_kwargs: Any) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Slow, "_pipe_file", cancelled)
+    monkeypatch.setattr(Slow, "_ls", cancelled)
+    for ask in (lambda: store.replace("a", b"1"), lambda: store.names("")):
+        with pytest.raises(StorageUnavailable, match="not known"):
+            ask()
+    store.close()
+
+
+def test_a_closed_store_opens_again() -> None:
+    """Closing ends connections, not the store."""
+    store = FsspecStore(f"slow://{uuid.uuid4().hex}/run")
+    store.put("a", b"1")
+    store.close()
+    assert store.read("a", max_bytes=1) == b"1"
+    store.close()
+    store.close()
