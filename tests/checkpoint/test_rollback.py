@@ -661,6 +661,23 @@ def test_a_job_that_is_just_deleting_it_cannot_take_it_away(at: int) -> None:
     assert store.names("pins") == [], "let go once two newer ones were there"
 
 
+def test_withdrawn_by_a_job_that_lived_it_is_still_what_counts() -> None:
+    """Start, list and selectors agree: the pin has its manifest, its files are whole."""
+    store = run_of(1, 2, 3)
+    back_to(store, 1)
+    name = look(store).names[2]
+    store.replace(name.manifest, encode_marker(Marker(state="retired")))
+
+    assert next_start(store) == name
+    assert resolve(store, "latest").name == name
+    assert resolve(store, 1).name == name
+    rows = {row.candidate.name: row for row in list_rows(store)}
+    assert (rows[name].problem, rows[name].set_aside, rows[name].pinned) == ("", False, False)
+    attempt = Attempt(store, keep=latest(2))
+    assert attempt.resumed_from is not None
+    assert attempt.resumed_from.name == name
+
+
 def verify_held(store: MemoryStore, name: CheckpointName) -> bool:
     """Whether every byte of a checkpoint is there, be it published or held by a pin."""
     held = pinned_manifest(store, name)

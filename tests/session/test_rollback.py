@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import spotsafe
 from spotsafe import events as ev
 from spotsafe.checkpoint.candidates import look
 from spotsafe.checkpoint.layout import CheckpointName, attempt_record
-from spotsafe.checkpoint.manifest import Health, encode_manifest
+from spotsafe.checkpoint.manifest import Health, Marker, encode_manifest, encode_marker
 from spotsafe.checkpoint.rollback import plan_rollback, roll_back
 from spotsafe.identity import Identity
 from spotsafe.storage.wrapping import Operation, WrappingStore
@@ -40,6 +41,23 @@ def test_the_same_command_goes_on_from_there() -> None:
 
     assert second.seen == first.seen[4:]
     assert second.weights() == first.weights()
+
+
+def test_it_goes_on_though_a_job_that_lived_withdrew_it() -> None:
+    """The pin has the manifest and has kept the files: the steps come out the same, and then the pin goes."""
+    store = MemoryStore()
+    first = trained(store, until=8)
+    [chosen] = [name for name in published(store) if name.step == 4]
+    roll_back(store, plan_rollback(store, 4), identity=ME, wall=time.time())
+    store.replace(chosen.manifest, encode_marker(Marker(state="retired")))
+
+    second = Program()
+    with second.session(store, save_every=1, keep=10) as run:
+        assert run.resumed_from == str(chosen)
+        train(second, run, 8)
+
+    assert second.seen == first.seen[4:]
+    assert store.names("pins") == []
 
 
 def test_what_is_set_aside_is_never_gone_back_to() -> None:

@@ -149,13 +149,22 @@ def candidates(store: Store, listing: Listing, branch: Branch = ()) -> Iterator[
     Raises:
         StorageError: one could not be read.
     """
-    chosen = gone_back_to(branch)
     for name in listing.on(branch).names:
-        candidate = read_candidate(store, name)
-        if candidate.absent and str(name) == chosen:
-            candidate = Candidate(name=name, manifest=pinned_manifest(store, name))
+        candidate = with_its_pin(store, read_candidate(store, name), branch)
         if not candidate.absent:
             yield candidate
+
+
+def with_its_pin(store: Store, candidate: Candidate, branch: Branch) -> Candidate:
+    """The candidate, with the manifest of its pin if it is the one that was gone back to and has been withdrawn.
+
+    Raises:
+        StorageError: the pins could not be read.
+    """
+    if not candidate.absent or str(candidate.name) != gone_back_to(branch):
+        return candidate
+    manifest = pinned_manifest(store, candidate.name)
+    return candidate if manifest is None else Candidate(name=candidate.name, manifest=manifest)
 
 
 def read_many(store: Store, names: Iterable[CheckpointName]) -> list[Candidate]:

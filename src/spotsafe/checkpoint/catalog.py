@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spotsafe.checkpoint.attempts import read_attempt, read_branch
-from spotsafe.checkpoint.branch import Branch, gone_back_to, is_set_aside
+from spotsafe.checkpoint.branch import Branch, is_set_aside
 from spotsafe.checkpoint.candidates import (
     Candidate,
     Listing,
@@ -21,6 +21,7 @@ from spotsafe.checkpoint.candidates import (
     read_candidate,
     read_index,
     read_many,
+    with_its_pin,
 )
 from spotsafe.checkpoint.layout import ATTEMPTS, CHECKPOINTS, CheckpointName
 from spotsafe.checkpoint.manifest import Manifest
@@ -113,15 +114,14 @@ def resolve(
         return _best(store, present, selector)
     reasons = []
     for name in _wanted(listing, present, selector):
-        candidate = read_candidate(store, name)
+        candidate = with_its_pin(store, read_candidate(store, name), branch)
         if candidate.manifest is not None:
             return candidate
         _pass_over(candidate)
-        if selector not in {None, "latest"} or str(name) == gone_back_to(branch):
+        if selector not in {None, "latest"}:
             pinned = pinned_manifest(store, name) if candidate.absent else None
             if pinned is not None:
                 return Candidate(name=name, manifest=pinned)
-        if selector not in {None, "latest"}:
             reasons.append(f"{name}: {candidate.reason}")
     found = f" ({'; '.join(reasons)})" if reasons else ""
     raise CheckpointNotFound(
@@ -178,7 +178,8 @@ def list_rows(store: Store, *, now: float = 0.0) -> list[Row]:
     pins = [(name, pin) for name, pin in read_pins(store) if pin is None or pin.purpose == READER]
     held = {name for name, pin in pins if pin is None or pin.lasts(now)}
     rows = []
-    for candidate in read_many(store, sorted(folders, reverse=True)):
+    for found in read_many(store, sorted(folders, reverse=True)):
+        candidate = with_its_pin(store, found, branch)
         sizes = folders[candidate.name]
         problem = candidate.reason
         if candidate.manifest is not None:
