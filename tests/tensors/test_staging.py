@@ -8,11 +8,32 @@ import pathlib
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given, strategies as st
 
 from spotsafe.tensors.plan import PlanCache
 from spotsafe.tensors.staging import stage
-from spotsafe.tensors.tree import Capture, Collector, NamedTensor
+from spotsafe.tensors.tree import Capture, Collector, NamedTensor, as_bytes
 from spotsafe.writer.arena import Arena
+
+# A dtype, and whether the tensor is transposed. Bits are random, so there are NaN of every kind.
+KINDS = [
+    (torch.float32, False),
+    (torch.float32, True),
+    (torch.bfloat16, False),
+    (torch.float16, False),
+    (torch.float64, False),
+    (torch.int64, False),
+    (torch.uint8, False),
+    (torch.complex64, False),
+    (torch.float8_e4m3fn, False),
+]
+SHAPES = [(), (1,), (0,), (3,), (4, 5), (5, 4), (2, 1, 3), (100, 200)]
+
+
+def clone_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy; also of dtypes for which torch has no copy kernel."""
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.view(words).contiguous().view(tensor.dtype)
 
 
 def named(**tensors: torch.Tensor) -> tuple[NamedTensor, ...]:
@@ -116,3 +137,38 @@ def test_many_small_tensors_make_few_files() -> None:
     data = torch.frombuffer(arena.view, dtype=torch.float32, count=8, offset=place.arena_offset)
     assert torch.equal(data, tensors[place.tensor])
     assert math.prod(tensors.shape) * 4 <= plan.total_bytes
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(range(len(KINDS))), st.sampled_from(range(len(SHAPES)))), max_size=12)
+)
+def test_small_tensors_are_copied_together_bit_for_bit(chosen: list[tuple[int, int]]) -> None:
+    """Whatever lies beside each other: dtypes, shapes, strides, large among small; each keeps every bit."""
+    random = torch.Generator().manual_seed(0)
+    tensors = {}
+    for number, (kind, shape) in enumerate(chosen):
+        dtype, strided = KINDS[kind]
+        size = (*SHAPES[shape], dtype.itemsize)
+        bits = torch.randint(0, 256, size, generator=random, dtype=torch.uint8)
+        tensor = bits.view(dtype).squeeze(-1)
+        tensors[f"t{number}"] = tensor.t() if strided and tensor.dim() == 2 else tensor
+    taken = capture(**tensors)
+    plan = PlanCache().plan(taken.tensors)
+    arena = Arena(plan.arena_size)
+    stage(plan, taken, arena.view)
+    for place in plan.placements:
+        expected = as_bytes(clone_bits(tensors[taken.tensors[place.tensor].name])).numpy().tobytes()
+        assert bytes(arena.view[place.arena_offset : place.arena_offset + place.nbytes]) == expected
+
+
+def test_parameters_that_need_gradients_are_joined() -> None:
+    """The copy records nothing, and warns of nothing."""
+    model = torch.nn.ParameterList([torch.full((3,), float(i)) for i in range(10)])
+    taken = capture(**{f"p{i}": parameter for i, parameter in enumerate(model)})
+    plan = PlanCache().plan(taken.tensors)
+    arena = Arena(plan.arena_size)
+    stage(plan, taken, arena.view)
+    for place in plan.placements:
+        copied = torch.frombuffer(arena.view, dtype=torch.float32, offset=place.arena_offset, count=3)
+        assert torch.equal(copied, taken.tensors[place.tensor].tensor.detach())
+    assert all(parameter.grad_fn is None for parameter in model)

@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from spotsafe.writer import health
 from spotsafe.writer.health import CHUNK, Scan, is_finite, scan
@@ -118,6 +119,35 @@ def test_scan_names_what_is_not_finite() -> None:
         arena=arena,
     )
     assert found == Scan(state=frozenset({"bad", "moment"}), buffers=frozenset({"buffer"}))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["float32", "bfloat16", "int32"]),
+            st.integers(0, 4),
+            st.sampled_from([0, 0, 0, 4]),
+            st.booleans(),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_spans_that_lie_together_are_told_apart(items: list[tuple[str, int, int, bool, bool]]) -> None:
+    """However spans lie, with gaps or without: exactly those that hold a NaN are named, and gaps do not count."""
+    arena, spans, state, buffers = bytearray(), [], set(), set()
+    for number, (dtype, count, gap, bad, buffer) in enumerate(items):
+        arena += b"\xff" * gap  # a NaN of every type
+        value = np.float32(np.nan if bad else number).tobytes()
+        data = (value if dtype != "bfloat16" else value[2:]) * count
+        role = "buffer" if buffer else "moment"
+        spans.append(
+            HealthSpan(tensor=f"t{number}", arena_offset=len(arena), nbytes=len(data), dtype=dtype, role=role)
+        )
+        arena += data
+        if bad and count and dtype != "int32":
+            (buffers if buffer else state).add(f"t{number}")
+    assert scan(spans, arena=memoryview(arena)) == Scan(state=frozenset(state), buffers=frozenset(buffers))
 
 
 def test_span_outside_the_arena_is_an_error() -> None:
