@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,3 +229,13 @@ def test_a_record_that_is_another_ones() -> None:
     store.put(attempt_record(2), store.objects[attempt_record(1)])
     error = start_fails(store, spotsafe.DamagedCheckpoint)
     assert "it says that it is attempt 1" in str(error)
+
+
+def test_a_folder_that_may_say_written_too_soon_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, at the start, in the words of the doubt; a folder on a disk is not."""
+    for doubt in ("the mount has a write cache", None):
+        monkeypatch.setattr("spotsafe.opening.durability_doubt", lambda _url, doubt=doubt: doubt)
+        program = trained(str(tmp_path / str(doubt)))
+        assert [event.message for event in program.of(ev.Warned)] == ([doubt] if doubt else [])

@@ -122,7 +122,7 @@ class _Reader(io.RawIOBase):
 
 
 def _prepare_s3(fs: Any) -> None:
-    fs.retries = 1  # its own loop around botocore's, which stays for connections that had gone stale
+    fs.retries = 1  # its own loop around botocore's, whose tries are set in the options
 
 
 async def _close_s3(fs: Any) -> None:
@@ -188,7 +188,7 @@ _S3 = Client(
         "config_kwargs": {
             "connect_timeout": _CONNECT_S,
             "read_timeout": _READ_S,
-            "retries": {"mode": "standard", "total_max_attempts": 2},
+            "retries": {"mode": "standard", "total_max_attempts": 1},
         }
     },
     prepare=_prepare_s3,
