@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from spotsafe.policy.retention import latest
 from spotsafe.testing.cloud import Objects
 from spotsafe.testing.promises import ProtocolRules
-from spotsafe.testing.protocol import Plan, alone, attempt, going_back, loss, rot
+from spotsafe.testing.protocol import Plan, alone, attempt, cleaning_up, going_back, loss, rot
 from spotsafe.testing.schedules import Scenario
 
 FAULTS = {
@@ -69,6 +69,22 @@ def going_back_to_an_older_one() -> Scenario:
         rules=ProtocolRules(),
         objects=history(Plan(saves=4, keep=latest(4))),
         faults=FAULTS,
+    )
+
+
+def cleaning() -> Scenario:
+    """A person cleans up, twice, beside three attempts that die, are superseded, and lend each other files."""
+    return Scenario(
+        bodies={
+            "a": attempt(Plan(saves=2, frozen=1)),
+            "gc": cleaning_up(),
+            "b": attempt(Plan(saves=2, frozen=1)),
+            "gc2": cleaning_up(),
+            "c": attempt(Plan(frozen=1)),
+        },
+        rules=ProtocolRules(),
+        objects=history(Plan(saves=2, frozen=1)),
+        faults=FAULTS | {"kill": 2},
     )
 
 

@@ -224,11 +224,18 @@ def test_a_process_has_one_thread() -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(machine.store.names, "").result()
 
-    step = replay(Scenario(bodies={"a": forks, "b": writes(1)}, rules=Anything()), []).steps[-1]
-    assert step.who == "b"
-    process = Process("a", forks)
-    assert process.request is None
-    assert "second thread" in str(process.error)
+    with pytest.raises(RuntimeError, match="second thread"):
+        Process("a", forks)
+
+
+def test_code_that_fails_before_its_first_operation_is_a_mistake() -> None:
+    """It would be in no schedule, and a search would prove nothing."""
+
+    def broken(machine: Machine) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        search(Scenario(bodies={"a": broken}, rules=Anything()), seeds=range(1))
 
 
 # -- all orders ----------------------------------------------------------------------------------------------------

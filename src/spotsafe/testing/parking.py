@@ -137,6 +137,9 @@ class Process:
         body: the code. It must not share memory with other processes.
         answers: what the store answered to the first operations, to bring it to where another one was.
 
+    Raises:
+        BaseException: what the code raised before its first operation.
+
     Attributes:
         request: what it asks the store for; None when it has ended.
         noted: what it told through `Machine.note` since the last answer.
@@ -158,6 +161,8 @@ class Process:
         self._back.acquire()
         threading.Thread(target=self._run, name=f"process-{name}", daemon=True).start()
         self._back.acquire()
+        if self.error is not None:
+            raise self.error  # before it asked for anything: no schedule will ever show it
 
     def answer(self, answer: Answer) -> None:
         """Let it go on with this answer; returns when it stands at its next operation, or has ended."""

@@ -17,11 +17,13 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from spotsafe.checkpoint import gc
 from spotsafe.checkpoint.candidates import read_index
 from spotsafe.checkpoint.layout import (
     CheckpointName,
 )
 from spotsafe.checkpoint.rollback import plan_rollback, roll_back
+from spotsafe.checkpoint.survey import survey
 from spotsafe.errors import (
     CheckpointNotFound,
     StorageError,
@@ -110,6 +112,18 @@ def going_back(selector: str | int) -> Body:
     return body
 
 
+def cleaning_up() -> Body:
+    """A person who cleans up beside the attempts, as ``spotsafe gc --delete`` does."""
+
+    def body(machine: Machine) -> None:
+        store = _Client(_WithoutLedger(machine.store))
+        found = survey(store, ended_at=_never, now=0.0, may_delete=gc.anything)
+        if not found.obstacle:
+            gc.sweep(store, attempt=found.attempt, on_event=_ignore)
+
+    return body
+
+
 def rot(path: str) -> Body:
     """A disk that changes a bit of an object for good."""
     return lambda machine: machine.damage(path)
@@ -169,6 +183,10 @@ _OPTIONS = Options(clock=_StillClock(), restart_limits=Limits(starts_per_hour=10
 _IDENTITY = Identity(
     rank=0, world_size=1, local_rank=0, host="host", pid=1, boot="", job="job", arguments=("train.py",)
 )
+
+
+def _never(_attempt: int) -> None:
+    """No attempt has recorded an end."""
 
 
 def _ignore(_: object) -> None:
