@@ -20,8 +20,9 @@ SHARES = {
     "ill_from_birth": 20,
     "ailing": 15,
     "with_a_past": 10,
-    "lending": 10,
-    "going_back_to_an_older_one": 15,
+    "lending": 8,
+    "cleaning": 7,
+    "going_back_to_an_older_one": 10,
 }
 """Of a hundred schedules; those of the longer scenarios take longer."""
 CI = 10_000
@@ -87,11 +88,14 @@ def test_every_interleaving_of_two_attempts(faults: dict[str, int]) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize(
     "faults",
-    [{}, KILLED, *({fate: 1} for fate in ("fail", "lost", "late", "kill-late", "wrong", "lie", "short"))],
+    [{}, KILLED, {"lie": 1}, {"short": 1}],
     ids=lambda faults: "+".join(faults) or "none",
 )
 def test_every_interleaving_with_each_fault(faults: dict[str, int]) -> None:
-    """The same with every other fault, once, at every place where it can happen."""
+    """Also with a store that once does not do what it says, at every place where it can happen.
+
+    What is lost or late makes too many states; that is left to random schedules.
+    """
     faulthandler.cancel_dump_traceback_later()
     _every_interleaving(faults)
 

@@ -88,7 +88,8 @@ class Cleaning:
                 self.on_event(DeleteRefused(path=name.manifest, error=str(error)))
             else:
                 del self.published[name]
-        needed = self.needed()  # again: what could not be withdrawn, or was pinned meanwhile, needs its files
+        # Again: what could not be withdrawn, or was pinned meanwhile, needs its files.
+        needed = self.needed(to_delete=bool(gone))
         kept = pinned(self.store, gone, now=self.now)
         for name, marker in gone.items():
             if name not in kept:
@@ -111,7 +112,7 @@ class Cleaning:
         wanted = [name for name, files in remains.items() if files]
         if not wanted:
             return []
-        needed = self.needed()
+        needed = self.needed(to_delete=True)
         doomed = [name for name in wanted if remains[name] - needed.among(name, remains[name])]
         # A withdrawn checkpoint can be pinned, but no longer be newly pinned: one look is enough.
         kept = pinned(self.store, doomed, now=self.now)
@@ -128,8 +129,15 @@ class Cleaning:
             files_in(name, sizes)
         )
 
-    def needed(self, *, without: Iterable[CheckpointName] = ()) -> Needed:
-        """The files that checkpoints need of other folders, once those of `without` are gone."""
+    def needed(self, *, without: Iterable[CheckpointName] = (), to_delete: bool = False) -> Needed:
+        """The files that checkpoints need of other folders, once those of `without` are gone.
+
+        Args:
+            without: checkpoints that will be withdrawn.
+            to_delete: the answer is the last one before files are deleted. While the manifests were read, another
+                attempt may have published a checkpoint and withdrawn all those that were listed: then nobody here
+                knows what the new one refers to.
+        """
         if not any(
             is_frozen_file(path.rpartition("/")[2]) for sizes in self.folders.values() for path in sizes
         ):
@@ -139,6 +147,8 @@ class Cleaning:
         kept = pinned_manifests(self.store, now=self.now)
         if kept is None:
             unknown = "a reader's pin cannot be read"
+        if to_delete and self._has_grown():
+            unknown = "another checkpoint was published meanwhile"
         leaving = set(without)
         staying = [manifest for name, manifest in self.published.items() if name not in leaving]
         return needed_by([*staying, *(kept or ())], unknown=unknown)
@@ -153,6 +163,16 @@ class Cleaning:
         return candidate
 
     # -- inside
+
+    def _has_grown(self) -> bool:
+        """Whether a manifest is there that the look did not see."""
+        return any(
+            name.manifest in sizes
+            and name.manifest not in self.folders.get(name, {})
+            and name not in self.published
+            and name not in self.markers
+            for name, sizes in by_folder(self.store.list(CHECKPOINTS)).items()
+        )
 
     def _take(self, candidate: Candidate) -> None:
         if candidate.manifest is not None:

@@ -41,6 +41,8 @@ class Memory:
     """The rollbacks that count, as the newest record has them."""
     rotten: frozenset[str] = frozenset()
     """Checkpoints that a disk or a person has harmed, or whose manifest came back when their files were gone."""
+    doubtful: frozenset[CheckpointName] = frozenset()
+    """Checkpoints that were being written when a person took away what they may need."""
     lost: frozenset[str] = frozenset()
     """Objects that a person has taken away."""
     owners: frozenset[tuple[int, str]] = frozenset()
@@ -123,8 +125,10 @@ class ProtocolRules:
             _check_not_needed(memory, step, name)
         if step.choice.who == LANDING and name in memory.withdrawn and request.name == "create":
             memory = _risen(memory, step, name)
+        memory = _judged(memory, step, name)
         now = newest(step.after, memory.rotten, branch=memory.branch)
-        _check_forward(memory.newest, now)
+        if not memory.lost:  # retention counts those that were harmed: their manifests are there
+            _check_forward(memory.newest, now)
         _check_whole(step.after, memory.rotten, chosen=gone_back_to(memory.branch))
         gone = names(step.before) - names(step.after) if request.path == name.manifest else frozenset()
         return replace(memory, newest=now, withdrawn=memory.withdrawn | gone)
@@ -187,8 +191,9 @@ def _harmed(memory: Memory, step: Step) -> Memory:
     """Who changes what is stored has harmed what needs it; who takes it away also what is just being written."""
     harmed = {str(one.name) for one in published(step.after) if problem(one, step.after)}
     lost = memory.lost
+    doubtful = memory.doubtful
     if step.request.name == "lose":
-        harmed |= {str(name) for _, name in memory.saving}
+        doubtful = doubtful | {name for _, name in memory.saving}
         lost = lost | {step.request.path}
     rotten = memory.rotten | harmed
     now = newest(step.after, rotten, branch=memory.branch)
@@ -196,7 +201,15 @@ def _harmed(memory: Memory, step: Step) -> Memory:
         (who, base and newest(step.after, rotten, branch=memory.branch, up_to=base.name))
         for who, base in memory.bases
     )
-    return replace(memory, rotten=rotten, lost=lost, newest=now, bases=bases)
+    return replace(memory, rotten=rotten, doubtful=doubtful, lost=lost, newest=now, bases=bases)
+
+
+def _judged(memory: Memory, step: Step, name: CheckpointName) -> Memory:
+    """One that was in doubt is published: now it shows whether it was harmed."""
+    if name not in memory.doubtful:
+        return memory
+    harmed = {str(one.name) for one in published(step.after) if one.name == name and problem(one, step.after)}
+    return replace(memory, rotten=memory.rotten | harmed)
 
 
 def _risen(memory: Memory, step: Step, name: CheckpointName) -> Memory:
