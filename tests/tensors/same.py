@@ -93,10 +93,11 @@ def components(tensor: Any) -> dict[str, Any]:
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.generic):
         return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    if isinstance(one, float):
-        return math.copysign(1, one) == math.copysign(1, other) and (
-            one == other or (math.isnan(one) and math.isnan(other))
-        )
+    if isinstance(
+        one, float
+    ):  # of a NaN outside of tensors and arrays the format keeps no payload and no sign
+        signs = math.copysign(1, one) == math.copysign(1, other)
+        return (math.isnan(one) and math.isnan(other)) or (one == other and signs)
     if isinstance(one, complex):
         return _equal(one.real, other.real) and _equal(one.imag, other.imag)
     return repr(one) == repr(other)  # tells 1 from 1.0 and True inside dates, paths, ranges, ...
