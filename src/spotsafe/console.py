@@ -85,7 +85,7 @@ class Console:
             return
         stream = self._stream or sys.stderr
         try:
-            stream.write(f"spotsafe: {_one_line(text)}\n")
+            stream.write(f"spotsafe: {human.one_line(text)}\n")
             stream.flush()
         except (OSError, ValueError, UnicodeError):
             return  # a closed terminal is no reason to complain, least of all on it
@@ -112,7 +112,7 @@ class LogSink:
         if self._rank != 0:
             text = f"[rank {self._rank}] {text}"
             level = level if isinstance(event, SaveFailed) else logging.DEBUG
-        self._logger.log(level, "%s", _one_line(text))
+        self._logger.log(level, "%s", human.one_line(text))
 
 
 def describe(event: Event) -> str:
@@ -186,10 +186,6 @@ def _is_terminal(handler: logging.Handler) -> bool:
 
 def _level(event: Event) -> int:
     return logging.INFO if isinstance(event, _INFO) else logging.DEBUG
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 # -- the words

@@ -6,6 +6,7 @@
     |-- StorageError (OSError)                 the store could not do what was asked
     |   |-- StorageNotFound (FileNotFoundError)    the store answered: there is no such object
     |   |-- StorageExists (FileExistsError)        there is an object already where a new one was to be written
+    |   |-- StorageLinked                          a symbolic link inside the run, which is not followed
     |   |-- StorageNotFolder (NotADirectoryError)  the run's place is a file, or lies below one
     |   |-- StorageShort (EOFError)                the object ends before the bytes that were asked for
     |   |-- StorageUnavailable (ConnectionError)   no answer, or "later": trying again may help
@@ -43,6 +44,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from spotsafe.human import printable
+
 EXIT_RECLAIMED = 143
 """Exit code after a reclaim: 128 + SIGTERM, what launchers expect of a stopped process."""
 EXIT_SUPERSEDED = 94
@@ -52,7 +55,13 @@ EXIT_RESTART_LOOP = 93
 
 
 class SpotsafeError(Exception):
-    """Base of every error that spotsafe raises on purpose."""
+    """Base of every error that spotsafe raises on purpose.
+
+    Its text may quote a checkpoint, which is untrusted: characters that steer a terminal are spelled out in it.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(one) if isinstance(one, str) else one for one in args))
 
 
 class StorageError(SpotsafeError, OSError):
@@ -73,6 +82,10 @@ class StorageNotFound(StorageError, FileNotFoundError):
 
 class StorageExists(StorageError, FileExistsError):
     """There is an object already under a name that was to be new. It was left as it is."""
+
+
+class StorageLinked(StorageError):
+    """There is a symbolic link inside the run, which is not followed: it may lead anywhere. Remove it."""
 
 
 class StorageNotFolder(StorageError, NotADirectoryError):

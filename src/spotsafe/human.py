@@ -1,9 +1,23 @@
-"""Numbers as people read them: bytes, durations, ages, counts. Shared by the console and the command line."""
+"""Numbers and texts as people read them: bytes, durations, ages, counts. For the console and the command line."""
 
 from __future__ import annotations
 
+import re
+
 _SIZES = ("kB", "MB", "GB", "TB", "PB", "EB")
 _DAY, _HOUR, _MINUTE = 86_400, 3_600, 60
+_STEERING = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+"""Control characters but the line feed, what turns the direction of text around, and half characters."""
+
+
+def printable(text: str) -> str:
+    r"""Text that may be somebody else's, with what steers a terminal or cannot be written spelled out: ``\x1b``."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """The same on one line, whatever is in it."""
+    return printable(" ".join(text.split()))
 
 
 def size(nbytes: float) -> str:

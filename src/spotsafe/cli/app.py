@@ -11,6 +11,9 @@ from typing import Any
 import click
 
 from spotsafe.errors import SpotsafeError
+from spotsafe.human import one_line
+
+_LONGEST = 4000  # characters of an error; a name in it may have any length
 
 _COMMANDS = {
     "demo": "demo",
@@ -47,7 +50,9 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except SpotsafeError as error:
-            raise click.ClickException(" ".join(str(error).split())) from error
+            text = one_line(str(error))
+            text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+            raise click.ClickException(text) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spotsafe import human
-from spotsafe.cli.output import print_json
+from spotsafe.cli.output import print_json, say
 from spotsafe.cli.target import check_run, json_option, open_target, target_argument
 from spotsafe.errors import SpotsafeError
 
@@ -45,6 +45,6 @@ def command(target: str, out: str, *, everything: bool, force: bool, as_json: bo
         print_json({"path": done.path, "form": done.form, "checkpoint": name, "tensors": done.tensors,
                     "left_out": list(done.left_out)})  # fmt: skip
         return
-    click.echo(f"{done.path}: {human.count(done.tensors, 'tensor')} of {name}")
+    say(f"{done.path}: {human.count(done.tensors, 'tensor')} of {name}")
     if done.left_out:
-        click.echo(f"left out, for such a file cannot hold them: {', '.join(done.left_out)}", err=True)
+        say(f"left out, for such a file cannot hold them: {', '.join(done.left_out)}", err=True)

@@ -17,7 +17,7 @@ from spotsafe.checkpoint.layout import CheckpointName, index_file
 from spotsafe.checkpoint.manifest import ABANDONED, MAX_BYTES, Marker, encode_marker
 from spotsafe.checkpoint.markers import remove_markers
 from spotsafe.checkpoint.survey import Item, Survey, survey
-from spotsafe.cli.output import print_json, print_table
+from spotsafe.cli.output import print_json, print_table, say
 from spotsafe.cli.target import check_run, json_option, open_target, target_argument
 from spotsafe.events import DeleteRefused, Event
 from spotsafe.ledger.reading import ended_at
@@ -154,17 +154,15 @@ def _print(
     ]
     print_table(("", "size>", "path", "because"), rows)
     for one in refused:
-        click.echo(f"the store did not let go of {one['path']}: {one['error']}", err=True)
+        say(f"the store did not let go of {one['path']}: {one['error']}", err=True)
     if found.obstacle:
-        click.echo(f"{store.url}: {found.obstacle}", err=True)
+        say(f"{store.url}: {found.obstacle}", err=True)
         return
     garbage = [item for item in found.items if item.delete]
     size = human.size(sum(item.bytes for item in garbage))
     if not garbage:
-        click.echo(f"{store.url}: no garbage")
+        say(f"{store.url}: no garbage")
     elif deleted:
-        click.echo(f"{store.url}: {human.count(len(garbage), 'file')} of garbage, {size}")
+        say(f"{store.url}: {human.count(len(garbage), 'file')} of garbage, {size}")
     else:
-        click.echo(
-            f"{store.url}: {human.count(len(garbage), 'file')} of garbage, {size}; --delete deletes it"
-        )
+        say(f"{store.url}: {human.count(len(garbage), 'file')} of garbage, {size}; --delete deletes it")

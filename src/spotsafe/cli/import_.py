@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spotsafe import human
-from spotsafe.cli.output import print_json
+from spotsafe.cli.output import print_json, say
 from spotsafe.cli.target import json_option, open_target
 from spotsafe.errors import SpotsafeError
 
@@ -45,4 +45,4 @@ def command(source: str, url: str, *, name: str, step: int, strip: str, as_json:
                     "bytes": done.total_bytes, "objects": dict(done.objects)})  # fmt: skip
         return
     objects = ", ".join(f"{key} ({kind})" for key, kind in done.objects.items())
-    click.echo(f"{store.url}: checkpoint {done.name} of {human.count(done.tensors, 'tensor')}: {objects}")
+    say(f"{store.url}: checkpoint {done.name} of {human.count(done.tensors, 'tensor')}: {objects}")

@@ -10,9 +10,9 @@ import click
 from spotsafe import human
 from spotsafe.checkpoint.catalog import Row, list_rows
 from spotsafe.checkpoint.layout import ATTEMPTS, parse_attempt
-from spotsafe.cli.output import print_json, print_table
+from spotsafe.cli.output import print_json, print_table, say
 from spotsafe.cli.target import is_run, json_option, meant, open_target, target_argument
-from spotsafe.errors import CheckpointNotFound
+from spotsafe.errors import CheckpointNotFound, StorageLinked
 from spotsafe.storage.store import Store
 
 _REMARKS = {"set_aside": "set aside by a rollback", "pinned": "pinned by a reader"}
@@ -46,7 +46,7 @@ def _show_checkpoints(store: Store, *, everything: bool, as_json: bool) -> None:
         print_json({"kind": "run", "url": store.url, "checkpoints": records})
         return
     if not records:
-        click.echo(f"{store.url}: no checkpoint yet")
+        say(f"{store.url}: no checkpoint yet")
         return
     print_table(
         ("step>", "age>", "size>", "health", "metrics", "checkpoint", "remarks"),
@@ -112,7 +112,11 @@ def _show_runs(store: Store, *, as_json: bool) -> None:
 
 def _run_record(folder: Store, name: str) -> dict[str, Any] | None:
     """What two listings tell of a run; None if it is none."""
-    attempts = [mark for mark in folder.names(f"{name}/{ATTEMPTS}") if parse_attempt(mark) is not None]
+    try:
+        marks = folder.names(f"{name}/{ATTEMPTS}")
+    except StorageLinked:
+        return None  # whatever it leads to is listed where it is
+    attempts = [mark for mark in marks if parse_attempt(mark) is not None]
     if not attempts:
         return None
     store, _ = open_target(f"{folder.url.rstrip('/')}/{name}/")

@@ -10,8 +10,15 @@ from typing import Any
 
 import click
 
+from spotsafe.human import printable
+
 _PRETTY_ROWS = 60
 """Longer tables are printed plain on a terminal too: rich takes a millisecond for each row."""
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line. What a checkpoint or a folder says may be in it, and is shown, not obeyed, by the terminal."""
+    click.echo(_cell(text), err=err)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -22,6 +29,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Print a table; columns whose name ends in ``>`` are aligned to the right."""
     names = [column.rstrip(">") for column in columns]
+    rows = [[_cell(cell) for cell in row] for row in rows]
     rights = [column.endswith(">") for column in columns]
     if not sys.stdout.isatty() or len(rows) > _PRETTY_ROWS:
         _print_plain(names, rights, rows, title=title)
@@ -31,7 +39,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD, title=Text(_cell(title)) if title else None, title_justify="left", pad_edge=False
+    )
     for name, right in zip(names, rights, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
@@ -45,13 +55,17 @@ def _print_plain(
     lines = [names, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
     if title:
-        click.echo(title)
+        say(title)
     for line in lines:
         cells = [
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(line, widths, rights, strict=True)
         ]
         click.echo("  ".join(cells).rstrip())
+
+
+def _cell(text: str) -> str:
+    return printable(text).replace("\n", "\\n")
 
 
 def _sayable(value: Any) -> Any:

@@ -7,7 +7,7 @@ import math
 import click
 
 from spotsafe import human
-from spotsafe.cli.output import print_json
+from spotsafe.cli.output import print_json, say
 from spotsafe.cli.target import check_run, json_option, open_target, target_argument
 from spotsafe.pinning import pin
 
@@ -30,6 +30,4 @@ def command(target: str, *, hours: float, as_json: bool) -> None:
     if as_json:
         print_json({"url": store.url, "checkpoint": pinned.name, "step": pinned.step, "until": pinned.until})
     else:
-        click.echo(
-            f"{pinned.url} stays for {human.duration(hours * 3600)}, or until: spotsafe unpin {pinned.url}"
-        )
+        say(f"{pinned.url} stays for {human.duration(hours * 3600)}, or until: spotsafe unpin {pinned.url}")

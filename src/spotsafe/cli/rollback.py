@@ -11,7 +11,7 @@ from spotsafe import human
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.checkpoint.rollback import Plan, plan_rollback, roll_back
 from spotsafe.checkpoint.verify import verify
-from spotsafe.cli.output import print_json
+from spotsafe.cli.output import print_json, say
 from spotsafe.cli.target import check_run, json_option, open_target, target_argument
 from spotsafe.clock import SystemClock
 from spotsafe.console import Console
@@ -99,17 +99,17 @@ def _record(store: Store, plan: Plan, *, attempt: int | None, dry_run: bool) -> 
 def _print(store: Store, plan: Plan, *, attempt: int | None) -> None:
     name = plan.target.name
     if plan.is_done:
-        click.echo(f"{store.url} goes on from step {name.step:,} anyway ({name}); nothing to do")
+        say(f"{store.url} goes on from step {name.step:,} anyway ({name}); nothing to do")
         return
     would = "would go" if attempt is None else "goes"
     says = "nothing was changed" if attempt is None else f"attempt {attempt} says so"
-    click.echo(f"{store.url} {would} on from step {name.step:,} ({name}) at its next start; {says}")
+    say(f"{store.url} {would} on from step {name.step:,} ({name}) at its next start; {says}")
     _print_names("set aside, not deleted; a rollback to it brings it back", plan.sets_aside)
     _print_names("counts again", plan.brings_back)
 
 
 def _print_names(words: str, names: tuple[CheckpointName, ...]) -> None:
     for name in names[:_SHOWN]:
-        click.echo(f"  {name}: {words}")
+        say(f"  {name}: {words}")
     if len(names) > _SHOWN:
-        click.echo(f"  and {len(names) - _SHOWN:,} more")
+        say(f"  and {len(names) - _SHOWN:,} more")

@@ -14,7 +14,7 @@ from spotsafe.checkpoint.candidates import read_index
 from spotsafe.checkpoint.index import Index, TensorEntry
 from spotsafe.checkpoint.manifest import Manifest
 from spotsafe.checkpoint.naming import contents
-from spotsafe.cli.output import print_json, print_table
+from spotsafe.cli.output import print_json, print_table, say
 from spotsafe.cli.target import chosen, json_option, open_target, target_argument
 
 _SHOWN = 40  # names of what is no tensor; --json has all of them
@@ -100,11 +100,12 @@ def _print(manifest: Manifest, *, tensors: Sequence[Mapping[str, Any]], keys: Se
         **{f"metric {name}": f"{value:.6g}" for name, value in manifest.metrics.items()},
     }
     for name, text in facts.items():
-        click.echo(f"{name}: {text}")
+        say(f"{name}: {text}")
     elements = sum(math.prod(tensor["shape"]) for tensor in tensors)
     size = human.size(manifest.needed_bytes)
     more = f", ... ({len(keys) - _SHOWN} more with --json)" if len(keys) > _SHOWN else ""
-    click.echo(f"state: {', '.join(keys[:_SHOWN]) or 'none besides tensors'}{more}\n")
+    say(f"state: {', '.join(keys[:_SHOWN]) or 'none besides tensors'}{more}")
+    say("")
     print_table(
         ("tensor", "dtype", "shape", "size>", "role"),
         [

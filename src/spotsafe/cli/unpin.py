@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spotsafe import human
-from spotsafe.cli.output import print_json
+from spotsafe.cli.output import print_json, say
 from spotsafe.cli.target import check_run, json_option, open_target, target_argument
 from spotsafe.pinning import unpin
 
@@ -21,4 +21,4 @@ def command(target: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"url": store.url, "removed": count})
     else:
-        click.echo(f"{human.count(count, 'pin')} removed")
+        say(f"{human.count(count, 'pin')} removed")

@@ -8,7 +8,7 @@ import click
 
 from spotsafe import human
 from spotsafe.checkpoint.verify import Good, verify
-from spotsafe.cli.output import print_json
+from spotsafe.cli.output import print_json, say
 from spotsafe.cli.target import existing, json_option, open_target, target_argument
 
 
@@ -26,12 +26,12 @@ def command(target: str, *, as_json: bool) -> None:
         faults = [{"file": fault.file, "reason": fault.reason} for fault in verify(store, name, good=good)]
         records.append({"name": str(name), "step": name.step, "faults": faults})
         if not as_json:
-            click.echo(f"{name}: {'good' if not faults else human.count(len(faults), 'fault')}")
+            say(f"{name}: {'good' if not faults else human.count(len(faults), 'fault')}")
             for fault in faults:
-                click.echo(f"  {fault['file']}: {fault['reason']}")
+                say(f"  {fault['file']}: {fault['reason']}")
     damaged = sum(bool(record["faults"]) for record in records)
     if as_json:
         print_json({"url": store.url, "good": not damaged, "checkpoints": records})
     if damaged:
-        click.echo(f"{damaged} of {human.count(len(records), 'checkpoint')} damaged", err=True)
+        say(f"{damaged} of {human.count(len(records), 'checkpoint')} damaged", err=True)
         sys.exit(1)

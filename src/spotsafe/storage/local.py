@@ -20,6 +20,7 @@ from typing import NoReturn
 from spotsafe.errors import (
     StorageError,
     StorageExists,
+    StorageLinked,
     StorageNotFolder,
     StorageNotFound,
     StorageShort,
@@ -139,7 +140,7 @@ class LocalStore:
 
     def delete(self, path: str) -> None:
         """Delete an object, and the folders that are empty then; one that is not there is no error."""
-        final = self._full(check_path(path))
+        final = self._inside(check_path(path))
         with translated("delete", path=path, where=final):
             with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 os.unlink(final)
@@ -147,15 +148,16 @@ class LocalStore:
 
     def begun(self, folder: str) -> list[str]:
         """Paths of the temporary files below `folder`, of writes that go on or never ended."""
-        start = self._full(check_folder(folder))
+        start = self._inside_folder(folder)
         with translated("list", path=folder, where=start):
             found = [entry.path for entry in _walk(start) if is_temporary(entry.name)]
         return sorted(os.path.relpath(path, self._root) for path in found)
 
     def abort_uploads(self, folder: str) -> None:
         """Remove the temporary files below `folder` of writes that never ended, whoever began them."""
-        with translated("clean up", path=folder, where=self._full(check_folder(folder))):
-            for entry in list(_walk(self._full(folder))):
+        start = self._inside_folder(folder)
+        with translated("clean up", path=folder, where=start):
+            for entry in list(_walk(start)):
                 if is_temporary(entry.name):
                     with suppress(FileNotFoundError):
                         os.unlink(entry.path)
@@ -210,7 +212,7 @@ class LocalStore:
         Raises:
             StorageNotFound: there is none.
         """
-        final = self._full(check_path(path))
+        final = self._inside(check_path(path))
         with translated("look at", path=path, where=final):
             found = os.lstat(final)
             self._check_regular(found.st_mode, path)
@@ -218,7 +220,7 @@ class LocalStore:
 
     def names(self, folder: str) -> list[str]:
         """Base names of what lies directly in a folder, sorted; empty if there is no such folder."""
-        start = self._full(check_folder(folder))
+        start = self._inside_folder(folder)
         with translated("list", path=folder, where=start):
             try:
                 return sorted(name for name in os.listdir(start) if not is_temporary(name))
@@ -227,7 +229,7 @@ class LocalStore:
 
     def list(self, folder: str) -> list[Entry]:
         """All objects below a folder, sorted by path; empty if there is no such folder."""
-        start = self._full(check_folder(folder))
+        start = self._inside_folder(folder)
         found = []
         with translated("list", path=folder, where=start):
             for entry in _walk(start):
@@ -238,6 +240,23 @@ class LocalStore:
         return sorted(found)
 
     # -- inside
+
+    def _inside(self, path: str) -> str:
+        """The path on this machine of what lies in the run, after a look that no folder leads out of it."""
+        if not path:
+            return self._root
+        at = self._root
+        for part in path.split("/")[:-1]:
+            at = os.path.join(at, part)
+            if os.path.islink(at):
+                self._refuse_link(os.path.relpath(at, self._root))
+        return os.path.join(at, path.rpartition("/")[2])
+
+    def _inside_folder(self, folder: str) -> str:
+        start = self._inside(check_folder(folder))
+        if folder and os.path.islink(start):
+            self._refuse_link(folder)
+        return start
 
     def _full(self, path: str) -> str:
         return os.path.join(self._root, path) if path else self._root
@@ -250,7 +269,7 @@ class LocalStore:
         Every way out removes the temporary file. A name that was taken is brought to the disk too, because it
         may be our own of an earlier try that failed at its last step.
         """
-        final = self._full(check_path(path))
+        final = self._inside(check_path(path))
         folder = os.path.dirname(final)
         with translated("write", path=path, where=final, missing=StorageError):
             temporary, fd = self._open_temporary(folder, direct=direct)
@@ -326,7 +345,7 @@ class LocalStore:
     @contextmanager
     def _opened(self, path: str) -> Iterator[int]:
         """Descriptor of an object, for reading. Not blocking: a pipe of that name must not hang the run."""
-        final = self._full(check_path(path))
+        final = self._inside(check_path(path))
         with translated("read", path=path, where=final):
             if os.path.islink(final):
                 self._refuse_link(path)
@@ -347,8 +366,8 @@ class LocalStore:
         raise StorageError(f"{self._full(path)} is no regular file; remove it", path=path)
 
     def _refuse_link(self, path: str) -> NoReturn:
-        raise StorageError(
-            f"{self._full(path)} is a symbolic link, which is not followed; put the file itself there",
+        raise StorageLinked(
+            f"{self._full(path)} is a symbolic link, which is not followed; put what it points to there",
             path=path,
         )
 
@@ -377,13 +396,15 @@ def _rename_over(temporary: str, final: str) -> bool:
 
 def _walk(folder: str) -> Iterator[os.DirEntry[str]]:
     """Everything below a folder that is no folder. What vanishes while we look is not there."""
-    try:
-        with os.scandir(folder) as entries:
-            found = list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in found:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
-        else:
-            yield entry
+    pending = [folder]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                found = list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(entry.path)
+            else:
+                yield entry
