@@ -19,6 +19,7 @@ from spotsafe.checkpoint.typed_values import key_text
 from spotsafe.errors import UnsupportedState
 from spotsafe.tensors import generators, modules, optimizers, simple
 from spotsafe.tensors.context import Capturing, Restoring
+from spotsafe.tensors.forms import form_problem
 from spotsafe.tensors.optimizers import is_optimizer
 from spotsafe.tensors.tree import Json, overlaps_itself
 
@@ -229,6 +230,9 @@ def problems(obj: Any, saved: Json, path: str, restoring: Restoring) -> list[str
     was = saved.get("kind") if isinstance(saved, Mapping) else None
     if was != kind.name:
         return [f"{path}: saved as {was}, program has {kind.name}"]
+    wrong = form_problem(kind.name, saved)
+    if wrong is not None:
+        return [f"{path}: the checkpoint holds no proper {kind.name} there: {wrong}"]
     return kind.problems(obj, saved, path, restoring)
 
 

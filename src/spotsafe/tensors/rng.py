@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from spotsafe.errors import UnsupportedState
+from spotsafe.errors import StateMismatch, UnsupportedState
 
 Json = Any
 """A value that `json` can write."""
@@ -66,10 +66,18 @@ class RngSnapshot:
             raise ValueError(f"not a state of random number generators: {error}") from error
 
     def restore(self) -> None:
-        """Set every generator. CUDA devices that the machine does not have are left out."""
-        random.setstate(self.python)
-        np.random.set_state(dict(self.numpy))
-        torch.default_generator.set_state(self.torch_cpu)
+        """Set every generator. CUDA devices that the machine does not have are left out.
+
+        Raises:
+            StateMismatch: a generator does not take its state.
+        """
+        try:
+            random.setstate(self.python)
+            np.random.set_state(dict(self.numpy))
+            torch.default_generator.set_state(self.torch_cpu)
+        except (TypeError, ValueError, OverflowError, LookupError, RuntimeError) as error:
+            problem = f"run.rng: no proper state of random number generators: {error}"
+            raise StateMismatch(problem, problems=[problem]) from error
         if self.cuda and torch.cuda.is_available():
             for device, state in enumerate(self.cuda[: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(state, device)
