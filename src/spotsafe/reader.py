@@ -344,20 +344,32 @@ def _pool(threads: int) -> Executor:
 
 
 def _read_files(store: Store, name: CheckpointName, index: Index, pool: Executor) -> dict[str, torch.Tensor]:
-    files = {entry.name: torch.empty(entry.size, dtype=torch.uint8) for entry in index.files}
+    # Sizes come first: nobody makes room for what an index claims before it is known to be there.
+    _finish([pool.submit(_check_size, store, name, entry) for entry in index.files])
+    files = {entry.name: _room(entry) for entry in index.files}
     jobs = [
         pool.submit(_read_block, store, name, block)
         for entry in index.files
         for block in _blocks(name, entry, index.block_size, files[entry.name].numpy())
     ]
-    jobs += [pool.submit(_check_size, store, name, entry) for entry in index.files]
+    _finish(jobs)
+    return files
+
+
+def _finish(jobs: Sequence[Future[None]]) -> None:
     try:
         for job in jobs:
             job.result()
     finally:
         for job in jobs:
             job.cancel()
-    return files
+
+
+def _room(entry: FileEntry) -> torch.Tensor:
+    try:
+        return torch.empty(entry.size, dtype=torch.uint8)
+    except RuntimeError as error:  # how torch says it
+        raise MemoryError(f"no {entry.size} bytes of memory for {entry.shown()}: {error}") from error
 
 
 def _blocks(name: CheckpointName, entry: FileEntry, size: int, array: Any) -> Iterator[_Block]:

@@ -17,6 +17,7 @@ from spotsafe.checkpoint.typed_values import tensor_names
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _MAX_INT = (1 << 63) - 1
 _MAX_DIMENSIONS = 64
+_MAX_BLOCK = 1 << 30  # what a verifying reader has to hold at once
 _MAX_ITEM = max(info.item_bytes for info in dtypes.DTYPES.values())
 
 
@@ -36,7 +37,7 @@ def check_index(index: Index, *, complete: bool) -> None:
 
 
 def _check_files(index: Index) -> None:
-    if not 0 <= index.rank <= _MAX_INT or not 0 < index.block_size <= _MAX_INT:
+    if not 0 <= index.rank <= _MAX_INT or not 0 < index.block_size <= _MAX_BLOCK:
         raise ValueError("a rank or block_size out of range")
     if len({entry.name for entry in index.files}) != len(index.files):
         raise ValueError("the same file twice")

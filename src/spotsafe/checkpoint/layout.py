@@ -25,14 +25,14 @@ LEDGER = "ledger"
 PINS = "pins"
 MANIFEST = "manifest.json"
 
-_CHECKPOINT = re.compile(r"a(\d{6,})-s(\d{9,})-(\d{4,})-([0-9a-f]{8})")
-_ATTEMPT = re.compile(r"(\d{6,})\.json")
-_NUMBER = re.compile(r"([0-9]{6,})")
-_PUBLISHED = re.compile(r"(\d{6,})\.published")
-_EVENTS = re.compile(r"events-(\d{6,})\.json")
+_CHECKPOINT = re.compile(r"a(\d{6,19})-s(\d{9,19})-(\d{4,19})-([0-9a-f]{8})")
+_ATTEMPT = re.compile(r"(\d{6,19})\.json")
+_NUMBER = re.compile(r"([0-9]{6,19})")
+_PUBLISHED = re.compile(r"(\d{6,19})\.published")
+_EVENTS = re.compile(r"events-(\d{6,19})\.json")
 _PIN = re.compile(r"(a.+)\.([0-9a-f]{8})\.json")
-_DATA = re.compile(r"(?:data|frozen)-([0-9]{5,})-[0-9]{3,}\.safetensors")
-_INDEX = re.compile(r"index-[0-9]{5,}\.json")
+_DATA = re.compile(r"(?:data|frozen)-([0-9]{5,19})-[0-9]{3,19}\.safetensors")
+_INDEX = re.compile(r"index-[0-9]{5,19}\.json")
 
 MAX_NUMBER = (1 << 53) - 1
 """The highest attempt that a name can have: a file of any name in the folder must not use up the numbers."""

@@ -16,7 +16,8 @@ The tensors inside such a value can be had by their own names too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,10 @@ from spotsafe.errors import DamagedCheckpoint, SpotsafeError
 Json = Any
 """A value that `json` can write."""
 _KIND = "kind"
+_ALIKE = 100
+"""Values whose paths may be spelled alike."""
+_NAMES = 1 << 28
+"""Characters of all names together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +87,13 @@ def reading_trees(checkpoint: str) -> Iterator[None]:
 
 def _contents(indexes: Sequence[Index]) -> Contents:
     state = {name: tree for index in indexes for name, tree in index.state.items()}
-    pairs = [pair for name, tree in state.items() for pair in _object(name, tree)]
     session = indexes[0].session if indexes else None
-    pairs += [(f"run.{key}", node) for key, node in (session or {}).items()]
+    pairs = itertools.chain(
+        (pair for name, tree in state.items() for pair in _object(name, tree)),
+        ((f"run.{key}", node) for key, node in (session or {}).items()),
+    )
     values: dict[str, Json] = {}
-    for name, node in pairs:
+    for name, node in _counted(pairs):
         values[_free(name, values)] = node
     used = set(tensor_names(list(values.values())))
     rest = {entry.name: None for index in indexes for entry in index.tensors if entry.name not in values}
@@ -96,9 +103,21 @@ def _contents(indexes: Sequence[Index]) -> Contents:
 
 def _free(name: str, taken: Mapping[str, Json]) -> str:
     """Two paths may be spelled alike."""
-    while name in taken:
+    for _ in range(_ALIKE):
+        if name not in taken:
+            return name
         name += "'"
-    return name
+    raise ValueError(f"more than {_ALIKE} values are named {name[:80]!r}")
+
+
+def _counted(pairs: Iterable[tuple[str, Json]]) -> Iterator[tuple[str, Json]]:
+    """The same, up to what names may take: a long key above many short ones is repeated in each of their names."""
+    total = 0
+    for name, node in pairs:
+        total += len(name)
+        if total > _NAMES:
+            raise ValueError(f"its names have more than {_NAMES:,} characters")
+        yield name, node
 
 
 def module_entries(tree: Mapping[str, Json]) -> Mapping[str, Json] | None:

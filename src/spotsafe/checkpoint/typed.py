@@ -28,6 +28,7 @@ from spotsafe.checkpoint.typed_values import (
     class_id,
     tensor_names,
 )
+from spotsafe.errors import StateMismatch
 
 
 def _no_leaf(_value: object, _path: str) -> None:
@@ -84,7 +85,13 @@ def decode(
         StateMismatch: an Enum or dataclass that the program has no counterpart of at that path.
     """
     decoder = typed_decode.Decoder(path=path, leaf=leaf, lenient=lenient, checkpoint=checkpoint, file=file)
-    return decoder.decode(node, live)
+    try:
+        return decoder.decode(node, live)
+    except RecursionError:
+        problem = (
+            f"{path or 'a value'} is nested too deeply for the stack that is left: call from fewer frames"
+        )
+        raise StateMismatch(problem, problems=[problem]) from None
 
 
 __all__ = [

@@ -16,7 +16,24 @@ from spotsafe.errors import DamagedCheckpoint, StateMismatch, UnsupportedFormat
 Leaf = Callable[[Mapping[str, Any], object, str], object]
 """``leaf(node, live, path)``: the value of a tag that this module does not know, or NotImplemented."""
 
+_SHOWN = 100  # characters of each part of a path, which is told of every leaf
+_COLLISIONS = 1000
 _ATOMS = frozenset({type(None), bool, int, float, str})
+
+
+class _Hashes:
+    """Refuses keys that were made to have one hash, for which a dict takes quadratic time. Text is salted."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def add(self, key: object) -> None:
+        if type(key) is str:
+            return
+        code = hash(key)
+        self._counts[code] += 1
+        if self._counts[code] > _COLLISIONS:
+            raise ValueError(f"more than {_COLLISIONS:,} keys of one hash")
 
 
 class Decoder:
@@ -75,7 +92,7 @@ class Decoder:
     def _at(self, part: str, node: Any, live: object) -> Any:
         if type(node) in _ATOMS:
             return node
-        self._parts.append(part)
+        self._parts.append(part[:_SHOWN])
         value = self.decode(node, live)
         self._parts.pop()
         return value
@@ -107,10 +124,12 @@ class Decoder:
         pairs: list[Any] = member(node, "items", list)
         known = list(live) if isinstance(live, Mapping) else []
         result: dict[Any, Any] = {}
+        hashes = _Hashes()
         for pair in pairs:
             if type(pair) is not list or len(pair) != 2:
                 raise ValueError(f"a {node[TAG]} whose items are no pairs")
             key = self._at(".keys()", pair[0], _witness(pair[0], known))
+            hashes.add(key)
             result[key] = self._at(f"[{key_text(key)}]", pair[1], _value_at(live, key, pair[1]))
         if len(result) != len(pairs):
             raise ValueError(f"a {node[TAG]} with the same key twice")
@@ -121,6 +140,9 @@ class Decoder:
         nodes: list[Any] = member(node, "items", list)
         known = live if isinstance(live, (set, frozenset)) else ()
         values = [self._at(".item()", item, _witness(item, known)) for item in nodes]
+        hashes = _Hashes()
+        for value in values:
+            hashes.add(value)
         if len(set(values)) != len(values):
             raise ValueError(f"a {node[TAG]} with the same item twice")
         return values

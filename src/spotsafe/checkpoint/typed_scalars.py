@@ -26,6 +26,9 @@ from spotsafe.checkpoint.strict_json import is_text
 TAG = "$"
 """The member that marks an object as a typed value; a plain object has no such key."""
 
+MAX_FRACTION_BITS = 1 << 14
+"""Of the numerator and of the denominator of a Fraction."""
+
 _HEX_INT = re.compile(r"-?0x[0-9a-f]+")
 _HEX_UUID = re.compile(r"[0-9a-f]{32}")
 _UNIT = r"(\[[1-9]?\d{0,8}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
@@ -195,8 +198,18 @@ def _decode_time(node: Mapping[str, Any]) -> time:
     return time(hour, minute, second, micro, _zone_of(node), fold=member(node, "fold", int))
 
 
+def _short(value: int) -> int:
+    """A part of a fraction: their common divisor takes quadratic time, so there is a limit."""
+    if value.bit_length() > MAX_FRACTION_BITS:
+        raise ValueError(
+            f"is a fraction with a part of more than {MAX_FRACTION_BITS} bits: keep two integers instead"
+        )
+    return value
+
+
 def _decode_fraction(node: Mapping[str, Any]) -> Fraction:
-    return Fraction(_decode_int(node.get("numerator")), _decode_int(node.get("denominator")))
+    numerator, denominator = (_decode_int(node.get(name)) for name in ("numerator", "denominator"))
+    return Fraction(_short(numerator), _short(denominator))
 
 
 def _decode_uuid(node: Mapping[str, Any]) -> UUID:
@@ -272,8 +285,8 @@ ENCODERS: Mapping[type, Callable[[Any], Any]] = MappingProxyType(
         Decimal: lambda value: {TAG: "decimal", "text": str(value)},
         Fraction: lambda value: {
             TAG: "fraction",
-            "numerator": encode_int(value.numerator),
-            "denominator": encode_int(value.denominator),
+            "numerator": encode_int(_short(value.numerator)),
+            "denominator": encode_int(_short(value.denominator)),
         },
         UUID: lambda value: {TAG: "uuid", "hex": value.hex},
     }

@@ -9,7 +9,7 @@ import os
 import shutil
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from spotsafe.tensors.tree import dtype_name
 
 Form = Literal["safetensors", "pt", "dcp"]
 _SHOWN = 10
+_MOST_COPIES, _FREE_COPIES = 16, 1 << 28
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 
@@ -217,12 +218,25 @@ def _check_safetensors(tensors: Mapping[str, torch.Tensor]) -> None:
 def _save_safetensors(tensors: Mapping[str, torch.Tensor], path: str) -> None:
     from safetensors.torch import save_file  # noqa: PLC0415 - only this kind of export pays for it
 
+    _check_ties(tensors.values())
     seen: set[int] = set()
     own = {}
     for name, tensor in tensors.items():  # tied tensors are written under each of their names
         own[name] = tensor.clone() if tensor.data_ptr() in seen and tensor.numel() else tensor.contiguous()
         seen.add(tensor.data_ptr())
     save_file(own, path, metadata={"format": "pt"})
+
+
+def _check_ties(tensors: Iterable[torch.Tensor]) -> None:
+    """A checkpoint may name one tensor a million times, and each name is a copy in the file."""
+    found = list(tensors)
+    stored = sum({tensor.data_ptr(): tensor.nbytes for tensor in found}.values())
+    written = sum(tensor.nbytes for tensor in found)
+    if written > _MOST_COPIES * stored + _FREE_COPIES:
+        raise UnsupportedState(
+            f"a safetensors file has tied tensors under each of their names, here {written:,} bytes for "
+            f"{stored:,}; export to .pt instead"
+        )
 
 
 def _save_dcp(values: dict[str, Any], path: str) -> None:

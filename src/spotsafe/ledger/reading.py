@@ -114,7 +114,7 @@ def read_step(store: Store, attempt: int) -> int:
     beat = read_heartbeat(store, attempt)
     try:
         steps.append(msgspec.json.decode(beat or b"{}", type=_Beat).step)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         _log.warning("the heartbeat of attempt %d cannot be read: %s", attempt, error)
     return max(steps)
 
@@ -165,7 +165,7 @@ def _read_piece(store: Store, attempt: int, number: int) -> Piece | None:
         piece = msgspec.json.decode(store.read(path, max_bytes=MAX_BYTES), type=Piece)
     except StorageNotFound:
         return None
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         _log.warning("%s is no piece of a ledger: %s", path, error)
         return None
     if piece.format > FORMAT:

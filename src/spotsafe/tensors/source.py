@@ -133,11 +133,14 @@ class Source:
 
     def array(self, node: Mapping[str, Json], _live: object, path: str) -> np.ndarray[Any, Any]:
         """A numpy array."""
-        name = node["values"]["name"]
-        return self._once(
-            (name, repr(node["dtype"]), tuple(node["shape"])),
-            lambda: arrays.from_bytes(node, as_bytes(self.view(name)).numpy(), path),
+        name, form = node["values"]["name"], (node["dtype"], node["shape"])
+        first, array = self._once(
+            ("ndarray", name),
+            lambda: (form, arrays.from_bytes(node, as_bytes(self.view(name)).numpy(), path)),
         )
+        if form != first:  # else a small file could ask for any number of copies
+            raise ValueError(f"two different arrays of one tensor {name[:80]!r}")
+        return array
 
     def wrapper(self, node: Mapping[str, Json], live: Any, path: str) -> Any:
         """A tensor subclass, in the class of the live tensor at its place, or in one that the program has made."""
@@ -177,7 +180,7 @@ def _subclass(name: Json, path: str) -> Any:
 
 
 def _word(text: str, kind: type[_Word]) -> _Word:
-    word = getattr(torch, text, None)
+    word = vars(torch).get(text)  # getattr would import what torch loads lazily
     if not isinstance(word, kind):
         raise StateMismatch(f"torch {torch.__version__} has no {kind.__name__} {text!r}")
     return word
