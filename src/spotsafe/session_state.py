@@ -35,10 +35,16 @@ class SessionState:
                 positions=Positions.from_state(state["positions"]),
                 rng=RngSnapshot.from_state(state["rng"]),
                 values=dict(state["values"]),
-                nonfinite=frozenset(state["nonfinite"]),
+                nonfinite=_names(state["nonfinite"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatch(f"the checkpoint's session state cannot be read: {error!r}") from error
+
+
+def _names(values: Any) -> frozenset[str]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError("'nonfinite' is not a list of names")
+    return frozenset(values)
 
 
 def session_values(
