@@ -111,6 +111,7 @@ def workers_of(folder: Path) -> list[list[str]]:
     return [path.read_text().split() for path in sorted(folder.glob("worker?"))]
 
 
+@pytest.mark.slow
 def test_workers_survive_a_signal_to_the_trainers_group_and_end_with_the_trainer(tmp_path: Path) -> None:
     """Each is in a group of its own and handles SIGTERM as any process does.
 
@@ -128,6 +129,7 @@ def test_workers_survive_a_signal_to_the_trainers_group_and_end_with_the_trainer
         until(lambda: not any(alive(int(pid)) for pid, *_ in workers), seconds=20)
 
 
+@pytest.mark.slow
 def test_workers_survive_a_signal_to_the_group_that_they_have_not_left_yet(tmp_path: Path) -> None:
     """One that comes right after the fork is dropped, later ones are not; the trainer's own mask is as before."""
     with program(tmp_path, num_workers=2, signalled=True) as process:

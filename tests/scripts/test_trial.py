@@ -100,6 +100,7 @@ def test_a_resume_from_anywhere_else_is_found(trial: Trial, whole: Record) -> No
         trial.judge(replace(whole, steps=(), events=(started,)))
 
 
+@pytest.mark.slow
 def test_a_notice_runs_the_code_behind_the_loop(trial: Trial) -> None:
     """The script leaves by its own code, with everything saved that was made."""
     record = trial.start(terminate_at_line=7).end()
@@ -111,6 +112,7 @@ def test_a_notice_runs_the_code_behind_the_loop(trial: Trial) -> None:
     trial.finish()
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept_and_early_stopping_stops(launcher: Launcher, tmp_path: Path) -> None:
     """The script is about something: the best is not among the last, and the limit is not reached."""
     trial = Trial(launcher, tmp_path / "whole", {"script": str(EARLY_STOPPING)}, script=RUNNER)
@@ -124,6 +126,7 @@ def test_the_best_checkpoint_is_kept_and_early_stopping_stops(launcher: Launcher
     assert len(epochs) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [12, 13, 14])
 def test_a_notice_inside_an_evaluation(launcher: Launcher, line: int, tmp_path: Path) -> None:
     """The evaluation is made again, whole; nothing that was trained before it is lost."""
@@ -137,6 +140,7 @@ def test_a_notice_inside_an_evaluation(launcher: Launcher, line: int, tmp_path: 
     assert str(record.steps[0].number) == "evaluate 1.0"
 
 
+@pytest.mark.slow
 def test_a_campaign_kills_as_often_as_it_says(launcher: Launcher, whole: Record, tmp_path: Path) -> None:
     """In each way, and SIGTERM once."""
     campaign = Campaign(launcher, RETURNING, tmp_path, whole, random.Random(0))

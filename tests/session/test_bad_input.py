@@ -64,6 +64,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_folder_without_permission(tmp_path: Path) -> None:
     """Neither one that cannot be looked at nor one that cannot be written is a fresh start; both name the path."""
     prefix: list[str] = []

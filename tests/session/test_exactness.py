@@ -96,7 +96,7 @@ def committed(seen: list[Any], again: list[Any]) -> list[Any]:
     "length",
     [
         pytest.param(10, id="ragged", marks=pytest.mark.slow),
-        pytest.param(12, id="even"),
+        pytest.param(12, id="even", marks=pytest.mark.slow),
         pytest.param(2, id="short"),
     ],
 )
