@@ -44,6 +44,7 @@ from spotsafe.errors import (
     UntrackedParameters,
 )
 from spotsafe.policy.interval import auto, every_epoch, every_steps, every_time, never
+from spotsafe.policy.restarts import Limits
 from spotsafe.policy.retention import best, every, latest
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ __all__ = [
     "CheckpointNotFound",
     "DamagedCheckpoint",
     "InitFrom",
+    "Limits",
     "LoaderNotResumable",
     "LookAhead",
     "NoUsableCheckpoint",

@@ -145,7 +145,8 @@ def load_newest(
     if claimed.restart_loop is not None:
         raise RestartLoop(
             f"{store.url}: this run restarts without getting anywhere: {claimed.restart_loop}. "
-            "A person has to look at it; restart_limits= changes the limits"
+            "Look at why they failed (their output, and `spotsafe ls`), then start it once more: this end is on "
+            "record, and the next start goes on. restart_limits=spotsafe.Limits(...) changes the limits"
         )
     unusable: dict[str, str] = {}
 

@@ -71,7 +71,7 @@ class Options:
         _is_a("drain_timeout", self.drain_timeout, timedelta, "a timedelta")
         if self.drain_timeout < timedelta(0):
             raise ValueError(f"drain_timeout= cannot be negative, got {self.drain_timeout}")
-        _is_a("restart_limits", self.restart_limits, Limits, "a Limits")
+        _is_a("restart_limits", self.restart_limits, Limits, "a spotsafe.Limits")
         for option in ("strict", "takeover"):
             _is_a(option, getattr(self, option), bool, "True or False")
         for sink in self.events:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from spotsafe.assembling import Setting, begin_attempt
 from spotsafe.attempt import Attempt
+from spotsafe.checkpoint.catalog import run_url
 from spotsafe.clock import Clock
 from spotsafe.console import Console, LogSink, configure_logging
 from spotsafe.data.feed import Feed, feed_for
@@ -101,7 +102,7 @@ def session(
         takeover=takeover,
         restart_limits=restart_limits,
     )
-    return Run(open_store(url), options=options, tracked=merge_state(tracked, state))
+    return Run(open_store(run_url(url)), options=options, tracked=merge_state(tracked, state))
 
 
 class Run:

@@ -166,10 +166,9 @@ class SafePoints:
 
     def reclaimed(self, notice: ReclaimNotice) -> Reclaimed:
         """The exit for this notice."""
-        newest = self.saver.newest or "none"
-        return Reclaimed(
+        return Reclaimed(  # the last line says which checkpoint: the final save may be on its way still
             f"reclaimed ({notice.source}: {notice.action}) after step {self._step}; "
-            f"newest checkpoint: {newest}. The same command goes on from there.",
+            "the same command goes on from the newest checkpoint",
             code=self.exit_code,
         )
 

@@ -235,3 +235,14 @@ def test_the_ending_says_the_kind(call, tmp_path):
     for out, words in (("x.onnx", "says no kind of file"), ("s3://bucket/x.pt", "is a url")):
         result = call("export", tmp_path, out)
         assert (result.exit_code, words in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("out", ["w.safetensors", "w.pt", "w"])
+def test_a_folder_that_is_not_there(out, run, tmp_path, call):
+    """One line that names the folder, whatever kind of file it is."""
+    url, _ = run
+
+    refused = call("export", url, tmp_path / "none" / out)
+
+    assert refused.exit_code == 1
+    assert f"there is no folder {tmp_path / 'none'}" in refused.stderr

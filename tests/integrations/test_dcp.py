@@ -375,3 +375,9 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read(tmp_path):
     with pytest.raises(CheckpointException, match="was deleted while it was read"):
         dcp.load(values, storage_reader=reader, no_dist=True)
     assert same(values, {"w": torch.zeros(2), "n": 0})
+
+
+def test_a_url_that_names_a_checkpoint_is_not_written_to(tmp_path):
+    """A save goes to a run, not into a folder that looks like one of its checkpoints."""
+    with pytest.raises(ValueError, match="a run has no @"):
+        SpotsafeWriter(f"{tmp_path}/run@4")

@@ -475,3 +475,14 @@ def test_a_start_reads_no_more_than_it_must() -> None:
             if one.name == "read" and one.path.endswith("manifest.json")
         }
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("end", ["@60", "@latest", "@best", "@best:loss:min"])
+def test_a_url_that_names_a_checkpoint(tmp_path: Path, end: str) -> None:
+    """Nothing is begun in a folder that no command could name; the error says what was meant."""
+    with pytest.raises(ValueError, match="spotsafe rollback"):
+        spotsafe.session(f"{tmp_path}/run{end}")
+
+    assert list(tmp_path.iterdir()) == []
+    spotsafe.session(f"{tmp_path}/somebody@home")
+    spotsafe.session(f"{tmp_path}/run@60/")  # the name of a folder, for whoever insists

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from spotsafe.checkpoint.attempts import read_attempt, read_branch
 from spotsafe.checkpoint.branch import Branch, is_set_aside
@@ -40,8 +42,11 @@ __all__ = [
     "read_candidate",
     "read_index",
     "resolve",
+    "run_url",
     "split_target",
 ]
+
+Place = TypeVar("Place", bound="str | os.PathLike[str] | Store")
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +87,20 @@ def split_target(url: str) -> tuple[str, str | int | None]:
     if tail == "latest" or _BEST.fullmatch(tail) or CheckpointName.parse(tail) is not None:
         return base, tail
     return url, None
+
+
+def run_url(url: Place) -> Place:
+    """The url of a run that something is written to, as it is.
+
+    Raises:
+        ValueError: it selects a checkpoint. Nobody can write to one, and a run of that name could not be named.
+    """
+    if isinstance(url, (str, os.PathLike)) and split_target(str(url))[1] is not None:
+        raise ValueError(
+            f"{url}: a run has no @ with a checkpoint behind it. To go on from an older checkpoint use "
+            "`spotsafe rollback`, to begin a new run with one init_from="
+        )
+    return url
 
 
 def resolve(

@@ -254,6 +254,8 @@ def _save_dcp(values: dict[str, Any], path: str) -> None:
 def _place(path: str, write: Callable[[str], object], *, force: bool) -> None:
     """Write beside `path` and rename: a reader finds nothing there, or all of it."""
     folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise StorageError(f"{path} cannot be written: there is no folder {folder}; make it first", path=path)
     temporary = os.path.join(folder, f".{os.path.basename(path)}.{new_nonce()}.tmp")
     try:
         write(temporary)

@@ -24,6 +24,7 @@ from torch.futures import Future
 from spotsafe.checkpoint import gc
 from spotsafe.checkpoint.attempts import AttemptRecord
 from spotsafe.checkpoint.candidates import candidates, look
+from spotsafe.checkpoint.catalog import run_url
 from spotsafe.checkpoint.claim import claim, is_exclusive
 from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
 from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, encode_index, tiling_problem
@@ -123,7 +124,7 @@ class SpotsafeWriter(StorageWriter):
         self.step = step
         self.checkpoint_id: str | os.PathLike[str] | None = None
         self._step_of_id: int | None = None
-        self._url, self._max_file_bytes = url, max_file_bytes
+        self._url, self._max_file_bytes = run_url(url), max_file_bytes
         self._keep = None if keep is None else parse_keep(keep)
         self._token = new_nonce()  # tells this writer from another one, in whatever process it is used
         self._written: set[CheckpointName] = set()
