@@ -11,6 +11,7 @@ from spotsafe.checkpoint.candidates import look
 from spotsafe.checkpoint.layout import attempt_record, data_file
 from spotsafe.cli import rollback
 from spotsafe.clock import SystemClock
+from spotsafe.ledger.occupancy import Occupancy
 from spotsafe.storage.open import open_store
 from tests.cli import runs
 
@@ -213,3 +214,14 @@ def test_long_lists_are_cut(tmp_path, call, impatient):
 
     assert "and 19 more" in result.stdout
     assert len(result.stdout.splitlines()) == 12
+
+
+def test_what_a_job_did_while_it_was_watched_is_told(tmp_path, call, monkeypatch):
+    """The list is that of the run as it was gone back in, not as it was before the wait."""
+    _, two = runs.run(tmp_path, 1, 2)
+    monkeypatch.setattr(Occupancy, "check", lambda *_: made.append(runs.checkpoint(tmp_path, 3)))
+    made = []
+
+    done = json.loads(call("rollback", f"{tmp_path}@1", "--json").stdout)
+
+    assert done["set_aside"] == [str(made[0]), str(two)]

@@ -52,17 +52,18 @@ def command(target: str, *, dry_run: bool, takeover: bool, no_verify: bool, as_j
         if not no_verify:
             _check_whole(store, plan)
         if not dry_run:
-            attempt = _roll_back(store, plan, takeover=takeover)
+            plan, attempt = _roll_back(store, plan, takeover=takeover)
     if as_json:
         print_json(_record(store, plan, attempt=attempt, dry_run=dry_run))
     else:
         _print(store, plan, attempt=attempt)
 
 
-def _roll_back(store: Store, plan: Plan, *, takeover: bool) -> int:
+def _roll_back(store: Store, plan: Plan, *, takeover: bool) -> tuple[Plan, int | None]:
+    """What was done in the end, and the attempt that says so; None if nothing was left to do."""
     identity = Identity.of_this_process()
     if takeover:
-        return roll_back(store, plan, identity=identity, wall=time.time()).attempt
+        return plan, roll_back(store, plan, identity=identity, wall=time.time()).attempt
     occupancy = Occupancy(
         store,
         identity=identity,
@@ -71,7 +72,12 @@ def _roll_back(store: Store, plan: Plan, *, takeover: bool) -> int:
         remedy="Stop it first, or pass --takeover: it then ends at its next save",
     )
     occupancy.check(plan.listing)
-    return roll_back(store, plan, identity=identity, wall=time.time(), met=occupancy.check_record).attempt
+    # Again: a job that was watched and has ended meanwhile may have saved and deleted.
+    plan = plan_rollback(store, str(plan.target.name))
+    if plan.is_done:
+        return plan, None
+    done = roll_back(store, plan, identity=identity, wall=time.time(), met=occupancy.check_record)
+    return plan, done.attempt
 
 
 def _check_whole(store: Store, plan: Plan) -> None:
