@@ -20,7 +20,6 @@ PATIENCE_S = 120.0
 """Seconds without a new step after which a process counts as hanging."""
 _LOOK_S = 0.005  # between two looks at the trace
 _LAST_LINES = 15
-_MOST_THREADS = 4  # the model of the demo gains nothing from more
 
 # A launcher's variables would make each process believe that it is one of many, or to be left in another way.
 _OF_LAUNCHERS = ("SLURM", "SKYPILOT_", "TORCHELASTIC_", "SPOTSAFE_", "AWS_EC2_METADATA_")
@@ -147,20 +146,11 @@ class Training:
         return bool(whole)
 
 
-def _same_bits() -> dict[str, str]:
-    """What makes torch add in the same order in every process of the demo, which compares every bit.
-
-    Sums are cut by the number of threads, and how many there are torch and oneMKL find out anew in each process: one
-    that gets a single thread differs from the others in the last bits, without any fault of the resume. oneMKL
-    promises the same bits only in its own mode (its guide, "Conditional Numerical Reproducibility").
-    """
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_DYNAMIC": "FALSE",
-        "MKL_DYNAMIC": "FALSE",
-        "MKL_CBWR": "AUTO,STRICT",
-    }
+# What makes torch add in the same order in every process of the demo, which compares every bit. Sums are cut by the
+# number of threads, which torch and oneMKL find out anew in each process: one that gets a thread less differs in the
+# last bits without any fault of the resume. One thread is as fast for so small a model, and does not wait for another
+# on a busy machine. oneMKL promises the same bits only in its own mode ("Conditional Numerical Reproducibility").
+_SAME_BITS = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "AUTO,STRICT"}
 
 
 def plain_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -170,4 +160,4 @@ def plain_environment(extra: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(_OF_LAUNCHERS) and name not in _OF_RANKS
     }
-    return {**_same_bits(), **kept, **extra}
+    return {**_SAME_BITS, **kept, **extra}
