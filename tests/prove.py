@@ -41,6 +41,8 @@ def main() -> int:
     versions |= {name: importlib.metadata.version(name) for name in ("spotsafe", "torch", "numpy")}
     versions["Machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counter.outcomes.items()))
+    if sys.argv[1:]:
+        summary += f"; not all of it, only {' '.join(sys.argv[1:])}"
     date = dt.datetime.now(dt.timezone.utc).date().isoformat()
     page = proof.render(entries, date=date, versions=versions, summary=summary or "nothing was run")
     PAGE.write_text(page, encoding="utf-8")
