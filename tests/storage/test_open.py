@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fsspec.registry import _registry
 
 from spotsafe.errors import StorageError, StorageNotFolder
 from spotsafe.storage.local import LocalStore
@@ -87,6 +88,8 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let modules that need optional packages be imported anew."""
     for name in ("fast", "s3", "s3_client"):
         monkeypatch.delitem(sys.modules, f"spotsafe.storage.{name}", raising=False)
+    for protocol in ("s3", "s3a"):  # fsspec remembers what it has imported
+        monkeypatch.delitem(_registry, protocol, raising=False)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "s3a://bucket/run"])
