@@ -74,6 +74,7 @@ class TestBySeaweedFS(StoreConformance):
     """The suite on a real server, whatever is larger than nothing by obstore."""
 
     pytestmark = pytest.mark.slow
+    races = 4  # writers of one key wait for each other, for seconds
 
     @pytest.fixture
     def store(self, seaweedfs: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
