@@ -215,6 +215,7 @@ class UsedUp:
         return next(self.source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("sampler", [False, True])
 def test_a_stop_iteration_out_of_the_dataset_is_not_the_end(workers: int, sampler: bool) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from spotsafe.data.permutation import TABLE_LENGTH, Permutation, counter_random, order_key
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 4.0
 
 

@@ -14,6 +14,8 @@ from tests.e2e.harness import Record
 from tests.e2e.processes import Launcher
 from tests.scripts.trial import LEFT, PROGRAMS, RUNNER, Campaign, Trial, uninterrupted
 
+pytestmark = pytest.mark.slow
+
 NAMES = [path.stem for path in PROGRAMS]
 EARLY_STOPPING = PROGRAMS[NAMES.index("early_stopping")]
 RETURNING = PROGRAMS[NAMES.index("returning")]

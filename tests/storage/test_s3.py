@@ -68,6 +68,8 @@ def raising(error: BaseException, *, at: str, times: int = 1) -> Callable[[str, 
 class TestConformance(StoreConformance):
     """The suite, with pages of two and parts of 1000 bytes."""
 
+    pytestmark = pytest.mark.slow
+
     @pytest.fixture
     def store(self, store: S3Store) -> Store:
         return store

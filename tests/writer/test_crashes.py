@@ -29,6 +29,8 @@ from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import Attempt, steps_of
 from spotsafe.writer.job import SaveResult
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 SAVES = 4
