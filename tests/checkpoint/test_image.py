@@ -77,6 +77,7 @@ def test_every_dtype_opens_in_the_real_library(name: str, tmp_path: Path) -> Non
     assert bytes(loaded.reshape(-1).view(torch.uint8).numpy()) == content
 
 
+@pytest.mark.slow
 @given(specs)
 @settings(max_examples=100)
 def test_any_plan_opens_and_is_laid_out_as_promised(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:

@@ -101,6 +101,7 @@ def test_looking_around_touches_no_network(monkeypatch: pytest.MonkeyPatch):
     assert detect(environ={}, dmi=LAPTOP) == []
 
 
+@pytest.mark.slow
 def test_an_address_that_never_answers_does_not_delay_the_start():
     """Believing to be on EC2 where the address is blackholed costs a start nothing; it is told as blindness."""
     with socket.socket() as listener:

@@ -92,6 +92,7 @@ def test_grace_is_the_time_that_is_really_left(tmp_path: Path, monkeypatch: pyte
     assert program.of(ev.RunEnded)[0].newest == program.of(ev.CheckpointPublished)[0].checkpoint
 
 
+@pytest.mark.slow
 def test_aws_from_a_rebalance_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recommendation saves early and goes on; a notice taken back stops nothing; a notice saves and exits 143."""
     store = MemoryStore()
