@@ -34,36 +34,19 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(scope="session")
-def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """A real S3 server."""
-    with servers.running(servers.start_seaweedfs, tmp_path_factory.mktemp("seaweedfs")) as server:
-        yield server
+def _server(name: str, start: servers.Start) -> object:
+    """A fixture: the server, started when a test first asks for it."""
+
+    @pytest.fixture(scope="session", name=name)
+    def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+        with servers.running(start, tmp_path_factory.mktemp(name)) as server:
+            yield server
+
+    return fixture
 
 
-@pytest.fixture(scope="session")
-def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """A server that speaks Google Cloud Storage's JSON API."""
-    with servers.running(servers.start_fake_gcs, tmp_path_factory.mktemp("fake_gcs")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """A server that speaks Azure Blob Storage."""
-    with servers.running(servers.start_azurite, tmp_path_factory.mktemp("azurite")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """An S3 server that ignores conditions."""
-    with servers.running(servers.start_rclone_s3, tmp_path_factory.mktemp("rclone_s3")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def gcp_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """A server that speaks Google Cloud Storage's JSON API and ignores conditions."""
-    with servers.running(servers.start_gcp_emulator, tmp_path_factory.mktemp("gcp_emulator")) as server:
-        yield server
+seaweedfs = _server("seaweedfs", servers.start_seaweedfs)  # a real S3 server
+fake_gcs = _server("fake_gcs", servers.start_fake_gcs)  # Google Cloud Storage's JSON API
+azurite = _server("azurite", servers.start_azurite)  # Azure Blob Storage
+rclone_s3 = _server("rclone_s3", servers.start_rclone_s3)  # S3, but it ignores conditions
+gcp_emulator = _server("gcp_emulator", servers.start_gcp_emulator)  # the same for Google

@@ -137,10 +137,12 @@ def launch(
         )
 
 
+Start = Callable[[Path], "tuple[Server, Callable[[Server], bool]]"]
+"""Starts a server with its data in a folder; gives it, and the question whether it is ready."""
+
+
 @contextlib.contextmanager
-def running(
-    start: Callable[[Path], tuple[Server, Callable[[Server], bool]]], folder: Path
-) -> Iterator[Server]:
+def running(start: Start, folder: Path) -> Iterator[Server]:
     """A server that answers, from `start`, which gives it and the question whether it is ready."""
     for last in (False,) * (_TRIES - 1) + (True,):
         here = folder / f"{random.getrandbits(32):08x}"

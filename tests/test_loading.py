@@ -16,7 +16,8 @@ import torch
 import spotsafe
 from spotsafe.checkpoint.candidates import look
 from spotsafe.checkpoint.catalog import resolve
-from spotsafe.checkpoint.gc import retire
+from spotsafe.checkpoint.cleaning import Cleaning
+from spotsafe.checkpoint.gc import anything
 from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, StateMismatch, StorageNotFound
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
@@ -278,7 +279,9 @@ def test_a_named_one_that_is_retired_while_it_is_read_is_an_error(tmp_path):
     real = spotsafe.loading.read_ranges
 
     def read(*arguments: Any, **options: Any) -> None:
-        retire(store, [name], attempt=1, on_event=print)
+        cleaning = Cleaning(store=store, attempt=1, on_event=print, known={}, may_delete=anything, now=0.0)
+        assert cleaning.look()
+        cleaning.retire([name])
         real(*arguments, **options)
 
     spotsafe.loading.read_ranges = read

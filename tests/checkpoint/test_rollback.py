@@ -35,35 +35,12 @@ from spotsafe.storage.wrapping import Operation, WrappingStore
 from spotsafe.testing.faults import CountingStore, FailingStore, LostResponseStore
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import Attempt
+from tests.killed import Crash, Killed
 
 T = TypeVar("T")
 
 ME = Identity.of_this_process(environ={}, argv=["spotsafe", "rollback"])
 ALL = latest(100)
-
-
-class Crash(BaseException):
-    """The process is gone."""
-
-
-class Killed(WrappingStore):
-    """Dies before or after operation k, and does nothing any more."""
-
-    def __init__(self, inner: Store, *, at: int, after: bool) -> None:
-        super().__init__(inner)
-        self.at, self.after, self.count, self.dead = at, after, 0, False
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Count, and die."""
-        self.count += 1
-        if self.dead or (self.count == self.at and not self.after):
-            self.dead = True
-            raise Crash
-        result = call()
-        if self.count == self.at:
-            self.dead = True
-            raise Crash
-        return result
 
 
 def run_of(*steps: int) -> MemoryStore:

@@ -28,6 +28,7 @@ from spotsafe.storage.store import Store, creates_exclusively
 from spotsafe.testing.faults import CountingStore, CrashingStore, FailingStore, LostResponseStore
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import Attempt, steps_of
+from tests.killed import Crash
 from tests.servers import Server
 
 ME = Identity.of_this_process(environ={}, argv=["train.py"])
@@ -371,10 +372,6 @@ def test_a_failed_save_whose_manifest_may_arrive_late_keeps_its_files(kind: type
 
     assert Attempt(store, keep=latest(100), ended=always).save(3).error is None
     assert len(store.list(failed.name.folder)) == 1
-
-
-class Crash(BaseException):
-    """The process is gone."""
 
 
 def crash() -> None:

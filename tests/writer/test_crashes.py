@@ -28,6 +28,7 @@ from spotsafe.testing.faults import CountingStore, FailingStore
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import Attempt, steps_of
 from spotsafe.writer.job import SaveResult
+from tests.killed import Crash, Killed
 
 pytestmark = pytest.mark.slow
 
@@ -35,30 +36,6 @@ T = TypeVar("T")
 
 SAVES = 4
 FIRST_STEPS = (1, 2, 3)
-
-
-class Crash(BaseException):
-    """The process is gone."""
-
-
-class Killed(WrappingStore):
-    """Dies before or after operation k, and from then on does nothing any more, like the process it is part of."""
-
-    def __init__(self, inner: Store, *, at: int, after: bool) -> None:
-        super().__init__(inner)
-        self.at, self.after, self.count, self.dead = at, after, 0, False
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Count, and die."""
-        self.count += 1
-        if self.dead or (self.count == self.at and not self.after):
-            self.dead = True
-            raise Crash
-        result = call()
-        if self.count == self.at:
-            self.dead = True
-            raise Crash
-        return result
 
 
 class Journal(WrappingStore):

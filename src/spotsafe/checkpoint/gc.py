@@ -104,34 +104,6 @@ def apply_retention(
     return gone
 
 
-def retire(
-    store: Store,
-    names: Iterable[CheckpointName],
-    *,
-    attempt: int,
-    on_event: Emit,
-    known: Known | None = None,
-    now: float = 0.0,
-) -> list[CheckpointName]:
-    """Withdraw chosen checkpoints, as `apply_retention` does with those that its policy does not keep.
-
-    Returns:
-        What was withdrawn; what a reader has pinned, or the store did not let go, stays.
-
-    Raises:
-        StorageError: the store could not say what is there (nothing was deleted), or stopped answering.
-    """
-    one = Cleaning(
-        store=store,
-        attempt=attempt,
-        on_event=on_event,
-        known={} if known is None else known,
-        may_delete=anything,
-        now=now,
-    )
-    return one.retire(name for name in names if name in one.published) if one.look() else []
-
-
 def sweep(
     store: Store,
     *,
@@ -253,4 +225,4 @@ def _abort_below(store: Store, folder: str, *, on_event: Emit) -> None:
         on_event(DeleteRefused(path=folder, error=str(error)))
 
 
-__all__ = ["MayDelete", "Retention", "anything", "apply_retention", "discard", "retire", "sweep"]
+__all__ = ["MayDelete", "Retention", "anything", "apply_retention", "discard", "sweep"]

@@ -148,8 +148,8 @@ class Training:
 
 # What makes torch add in the same order in every process of the demo, which compares every bit. Sums are cut by the
 # number of threads, which torch and oneMKL find out anew in each process: one that gets a thread less differs in the
-# last bits without any fault of the resume. One thread is as fast for so small a model, and does not wait for another
-# on a busy machine. oneMKL promises the same bits only in its own mode ("Conditional Numerical Reproducibility").
+# last bits without any fault of the resume. One thread also waits for no second one on
+# a busy machine. oneMKL promises the same bits only in its own mode ("Conditional Numerical Reproducibility").
 _SAME_BITS = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "AUTO,STRICT"}
 
 

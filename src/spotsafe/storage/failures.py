@@ -111,3 +111,15 @@ def translated(
         kind = class_of(cause.errno)
         kind = missing if kind is StorageNotFound else kind
         raise storage_error(cause, doing=doing, path=path, where=where, kind=kind) from cause
+
+
+def too_large(where: str, *, path: str, max_bytes: int) -> StorageError:
+    """The error for an object of more bytes than a file of its name can have.
+
+    Args:
+        where: the object, for people.
+        path: its path in the store.
+        max_bytes: what it may have.
+    """
+    reason = f"is larger than the {max_bytes} bytes it may have; it is no file of this run's format"
+    return StorageError(f"{where} {reason}", path=path)

@@ -26,7 +26,7 @@ from spotsafe.errors import (
     StorageShort,
     StorageUnavailable,
 )
-from spotsafe.storage.failures import translated
+from spotsafe.storage.failures import too_large, translated
 from spotsafe.storage.paths import check_folder, check_path, is_temporary, temporary_name
 from spotsafe.storage.placing import place_new
 from spotsafe.storage.store import Entry
@@ -37,6 +37,7 @@ from spotsafe.storage.writing import (
     is_page_aligned,
     open_new,
     sync_folder,
+    window,
     write_aligned,
     write_all,
 )
@@ -177,11 +178,7 @@ class LocalStore:
             while piece := os.read(fd, min(CHUNK, max_bytes + 1 - len(data))):
                 data += piece
                 if len(data) > max_bytes:
-                    raise StorageError(
-                        f"{self._full(path)} is larger than the {max_bytes} bytes it may have; "
-                        "it is no file of this run's format",
-                        path=path,
-                    )
+                    raise too_large(self._full(path), path=path, max_bytes=max_bytes)
             return bytes(data)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
@@ -191,9 +188,7 @@ class LocalStore:
             StorageNotFound: there is none.
             StorageShort: it ends before the buffer is full.
         """
-        if offset < 0:
-            raise ValueError(f"offset must not be negative: {offset}")
-        view = flat(buffer)
+        view = window(offset, buffer)
         done = 0
         with self._opened(path) as fd:
             while done < len(view):

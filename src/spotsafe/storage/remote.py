@@ -31,10 +31,10 @@ from spotsafe.errors import (
 from spotsafe.storage.client_failures import class_of_client_error
 from spotsafe.storage.clients import Client, client_of
 from spotsafe.storage.connection import Connection
-from spotsafe.storage.failures import storage_error
+from spotsafe.storage.failures import storage_error, too_large
 from spotsafe.storage.paths import check_folder, check_path, is_temporary
 from spotsafe.storage.store import Entry
-from spotsafe.storage.writing import flat
+from spotsafe.storage.writing import flat, window
 
 T = TypeVar("T")
 
@@ -182,11 +182,7 @@ class FsspecStore:
                 )
             size = len(data)
         if size > max_bytes:
-            raise StorageError(
-                f"{self._full(path)} is larger than the {max_bytes} bytes it may have; "
-                "it is no file of this run's format",
-                path=path,
-            )
+            raise too_large(self._full(path), path=path, max_bytes=max_bytes)
         return data
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
@@ -198,9 +194,7 @@ class FsspecStore:
             StorageNotFound: there is none.
             StorageShort: it ends before the buffer is full.
         """
-        if offset < 0:
-            raise ValueError(f"offset must not be negative: {offset}")
-        view = flat(buffer)
+        view = window(offset, buffer)
         if not len(view):
             self.size(path)
             return

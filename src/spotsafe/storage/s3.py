@@ -21,12 +21,13 @@ from spotsafe.errors import (
     StorageUnavailable,
 )
 from spotsafe.storage import s3_transfer as transfer
+from spotsafe.storage.failures import too_large
 from spotsafe.storage.parts import PART, Part, cut
 from spotsafe.storage.paths import check_folder, check_path
 from spotsafe.storage.s3_client import Bucket
 from spotsafe.storage.s3_errors import s3_translated
 from spotsafe.storage.store import Entry
-from spotsafe.storage.writing import flat
+from spotsafe.storage.writing import flat, window
 
 Upload = Callable[[str, memoryview], None]
 """Writes a large new object under a key."""
@@ -146,10 +147,7 @@ class S3Store:
             if answer["ContentLength"] <= max_bytes:
                 return bytes(answer["Body"].read())
             answer["Body"].close()
-        raise StorageError(
-            f"{self._full(path)} is larger than the {max_bytes} bytes it may have; it is no file of this run's format",
-            path=path,
-        )
+        raise too_large(self._full(path), path=path, max_bytes=max_bytes)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the object's bytes from `offset` (bytes) on, large ranges by several connections.
@@ -158,9 +156,7 @@ class S3Store:
             StorageNotFound: there is none.
             StorageShort: it ends before the buffer is full.
         """
-        if offset < 0:
-            raise ValueError(f"offset must not be negative: {offset}")
-        view = flat(buffer)
+        view = window(offset, buffer)
         if not len(view):
             self.size(path)
         parts = cut(len(view), piece=PART)

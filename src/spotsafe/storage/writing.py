@@ -28,6 +28,17 @@ def flat(data: memoryview) -> memoryview:
     return data if data.format == "B" and data.ndim == 1 else data.cast("B")
 
 
+def window(offset: int, buffer: memoryview) -> memoryview:
+    """The buffer of a read, as one row of bytes.
+
+    Raises:
+        ValueError: the offset (bytes) is negative.
+    """
+    if offset < 0:
+        raise ValueError(f"offset must not be negative: {offset}")
+    return flat(buffer)
+
+
 def is_page_aligned(data: memoryview) -> bool:
     """Whether the memory begins at a multiple of `PAGE`."""
     import numpy as np  # noqa: PLC0415 - a tenth of a second that only writers of large data should pay
