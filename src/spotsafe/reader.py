@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 
 from spotsafe.checkpoint import dtypes
+from spotsafe.checkpoint.blocks import Block, block_of, check_size, finish, read_block
 from spotsafe.checkpoint.branch import Branch, gone_back_to
 from spotsafe.checkpoint.candidates import Candidate, Listing, candidates, read_candidate, read_index
-from spotsafe.checkpoint.digest import block_digest
 from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, tiling_problem
 from spotsafe.checkpoint.layout import CheckpointName, is_frozen_file
 from spotsafe.checkpoint.manifest import Manifest
@@ -26,7 +26,6 @@ from spotsafe.errors import (
     DamagedCheckpoint,
     NoUsableCheckpoint,
     StorageNotFound,
-    StorageShort,
     UnsupportedFormat,
 )
 from spotsafe.events import CheckpointPassedOver, Event, RestoreStarted, RestoreVerified
@@ -314,17 +313,6 @@ def _state(indexes: Sequence[Index]) -> Mapping[str, Json]:
     return MappingProxyType({name: tree for index in indexes for name, tree in index.state.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """One digest's bytes of a file, and the memory that they go to."""
-
-    path: str
-    file: str
-    start: int
-    memory: memoryview
-    digest: str
-
-
 class _InTurn(Executor):
     """Does each job at once, in the thread that hands it in."""
 
@@ -345,24 +333,15 @@ def _pool(threads: int) -> Executor:
 
 def _read_files(store: Store, name: CheckpointName, index: Index, pool: Executor) -> dict[str, torch.Tensor]:
     # Sizes come first: nobody makes room for what an index claims before it is known to be there.
-    _finish([pool.submit(_check_size, store, name, entry) for entry in index.files])
+    finish([pool.submit(check_size, store, name, entry) for entry in index.files])
     files = {entry.name: _room(entry) for entry in index.files}
     jobs = [
-        pool.submit(_read_block, store, name, block)
+        pool.submit(read_block, store, name, block, memory)
         for entry in index.files
-        for block in _blocks(name, entry, index.block_size, files[entry.name].numpy())
+        for block, memory in _blocks(name, entry, index.block_size, files[entry.name].numpy())
     ]
-    _finish(jobs)
+    finish(jobs)
     return files
-
-
-def _finish(jobs: Sequence[Future[None]]) -> None:
-    try:
-        for job in jobs:
-            job.result()
-    finally:
-        for job in jobs:
-            job.cancel()
 
 
 def _room(entry: FileEntry) -> torch.Tensor:
@@ -372,34 +351,13 @@ def _room(entry: FileEntry) -> torch.Tensor:
         raise MemoryError(f"no {entry.size} bytes of memory for {entry.shown()}: {error}") from error
 
 
-def _blocks(name: CheckpointName, entry: FileEntry, size: int, array: Any) -> Iterator[_Block]:
-    memory, path = memoryview(array), entry.path(name)
-    for number, digest in enumerate(entry.digests):
-        start = number * size
-        yield _Block(path, entry.shown(), start, memory[start : start + size], digest)
-
-
-def _check_size(store: Store, name: CheckpointName, entry: FileEntry) -> None:
-    """A longer file may hold all the right bytes, but it is not the one that was published."""
-    path = entry.path(name)
-    if store.size(path) != entry.size and (size := store.size(path)) != entry.size:
-        reason = f"has {size} bytes, not {entry.size}"
-        raise DamagedCheckpoint(checkpoint=str(name), file=entry.shown(), reason=reason)
-
-
-def _read_block(store: Store, name: CheckpointName, block: _Block) -> None:
-    reason = ""
-    where = f"bytes {block.start} to {block.start + len(block.memory)}"
-    for _ in range(2):  # what a second read over sees too is damage
-        try:
-            store.read_into(block.path, block.start, block.memory)
-        except StorageShort as error:
-            reason = f"is too short: {where} cannot be read ({error})"
-            continue
-        if block_digest(block.memory) == block.digest:
-            return
-        reason = f"{where} are not what was published"
-    raise DamagedCheckpoint(checkpoint=str(name), file=block.file, reason=reason)
+def _blocks(
+    name: CheckpointName, entry: FileEntry, size: int, array: Any
+) -> Iterator[tuple[Block, memoryview]]:
+    memory = memoryview(array)
+    for number in range(len(entry.digests)):
+        block = block_of(name, entry, number, block_size=size)
+        yield block, memory[block.start : block.start + block.size]
 
 
 # -- assembling --------------------------------------------------------------------------------------------------

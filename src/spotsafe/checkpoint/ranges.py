@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from spotsafe.checkpoint.digest import block_digest
+from spotsafe.checkpoint.blocks import Block, block_of, check_size, finish, read_block
 from spotsafe.checkpoint.index_values import FileEntry, Index
 from spotsafe.checkpoint.layout import CheckpointName
-from spotsafe.errors import DamagedCheckpoint, StorageShort
 from spotsafe.storage.store import Store
 
 THREADS = 8
@@ -25,17 +24,6 @@ class Range:
     start: int
     memory: memoryview
     """Flat and writable; its length is that of the range."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """One digest's bytes of a file."""
-
-    path: str
-    file: str
-    start: int
-    size: int
-    digest: str
 
 
 def read_ranges(
@@ -73,12 +61,7 @@ def read_ranges(
             for file, wanted in by_file.items()
             for block, parts in _blocks(name, *files[file], wanted)
         ]
-        try:
-            for job in jobs:
-                job.result()
-        finally:
-            for job in jobs:
-                job.cancel()
+        finish(jobs)
 
 
 def check_sizes(store: Store, name: CheckpointName, indexes: Iterable[Index], files: Collection[str]) -> None:
@@ -90,50 +73,29 @@ def check_sizes(store: Store, name: CheckpointName, indexes: Iterable[Index], fi
         StorageError: the store could not say.
     """
     for entry in (entry for index in indexes for entry in index.files if entry.name in files):
-        path = entry.path(name)
-        if store.size(path) != entry.size and (size := store.size(path)) != entry.size:
-            reason = f"has {size} bytes, not {entry.size}"
-            raise DamagedCheckpoint(checkpoint=str(name), file=entry.shown(), reason=reason)
+        check_size(store, name, entry)
 
 
 def _blocks(
     name: CheckpointName, entry: FileEntry, block_size: int, wanted: Sequence[Range]
-) -> Iterator[tuple[_Block, list[Range]]]:
+) -> Iterator[tuple[Block, list[Range]]]:
     parts: Mapping[int, list[Range]] = defaultdict(list)
     for one in wanted:
         for number in range(one.start // block_size, -(-(one.start + len(one.memory)) // block_size)):
             parts[number].append(one)
-    path = entry.path(name)
     for number, inside in sorted(parts.items()):
-        start = number * block_size
-        size = min(block_size, entry.size - start)
-        yield _Block(path, entry.shown(), start, size, entry.digests[number]), inside
+        yield block_of(name, entry, number, block_size=block_size), inside
 
 
-def _fill(store: Store, name: CheckpointName, block: _Block, parts: Sequence[Range]) -> None:
+def _fill(store: Store, name: CheckpointName, block: Block, parts: Sequence[Range]) -> None:
     first = parts[0]
     at = block.start - first.start
     if at >= 0 and at + block.size <= len(first.memory) and len(parts) == 1:
-        _read(store, name, block, first.memory[at : at + block.size])
+        read_block(store, name, block, first.memory[at : at + block.size])
         return
     buffer = memoryview(bytearray(block.size))
-    _read(store, name, block, buffer)
+    read_block(store, name, block, buffer)
     for part in parts:
         low = max(block.start, part.start)
         high = min(block.start + block.size, part.start + len(part.memory))
         part.memory[low - part.start : high - part.start] = buffer[low - block.start : high - block.start]
-
-
-def _read(store: Store, name: CheckpointName, block: _Block, buffer: memoryview) -> None:
-    reason = ""
-    where = f"bytes {block.start} to {block.start + block.size}"
-    for _ in range(2):  # what a second read sees too is damage
-        try:
-            store.read_into(block.path, block.start, buffer)
-        except StorageShort as error:
-            reason = f"is too short: {where} cannot be read ({error})"
-            continue
-        if block_digest(buffer) == block.digest:
-            return
-        reason = f"{where} are not what was published"
-    raise DamagedCheckpoint(checkpoint=str(name), file=block.file, reason=reason)

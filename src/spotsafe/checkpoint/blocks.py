@@ -1,0 +1,82 @@
+"""Reading the bytes of one digest, and believing them: the one place where data that was published is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from spotsafe.checkpoint.digest import block_digest
+from spotsafe.checkpoint.index_values import FileEntry
+from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.errors import DamagedCheckpoint, StorageShort
+from spotsafe.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One digest's bytes of a data file."""
+
+    path: str
+    file: str
+    """For people: the file's name, with that of its checkpoint if it is referred to."""
+    start: int
+    """Offset in the file in bytes."""
+    size: int
+    """In bytes."""
+    digest: str
+
+
+def block_of(name: CheckpointName, entry: FileEntry, number: int, *, block_size: int) -> Block:
+    """Block `number`, from 0, of a file of the checkpoint `name`."""
+    start = number * block_size
+    size = min(block_size, entry.size - start)
+    return Block(entry.path(name), entry.shown(), start, size, entry.digests[number])
+
+
+def check_size(store: Store, name: CheckpointName, entry: FileEntry) -> None:
+    """See that a file is as large as its index says, before anybody makes room for it.
+
+    A longer file may hold all the right bytes, but it is not the one that was published.
+
+    Raises:
+        DamagedCheckpoint: it is not, also at a second look.
+        StorageNotFound: it is not there.
+        StorageError: the store could not say.
+    """
+    path = entry.path(name)
+    if store.size(path) != entry.size and (size := store.size(path)) != entry.size:
+        reason = f"has {size} bytes, not {entry.size}"
+        raise DamagedCheckpoint(checkpoint=str(name), file=entry.shown(), reason=reason)
+
+
+def read_block(store: Store, name: CheckpointName, block: Block, buffer: memoryview) -> None:
+    """Fill `buffer`, of the block's size, with its verified bytes.
+
+    Raises:
+        DamagedCheckpoint: the bytes differ from what was published, or end too soon, also at a second read.
+        StorageNotFound: the file is not there.
+        StorageError: it could not be read.
+    """
+    reason = ""
+    where = f"bytes {block.start} to {block.start + block.size}"
+    for _ in range(2):  # what a second read over sees too is damage
+        try:
+            store.read_into(block.path, block.start, buffer)
+        except StorageShort as error:
+            reason = f"is too short: {where} cannot be read ({error})"
+            continue
+        if block_digest(buffer) == block.digest:
+            return
+        reason = f"{where} are not what was published"
+    raise DamagedCheckpoint(checkpoint=str(name), file=block.file, reason=reason)
+
+
+def finish(jobs: Sequence[Future[None]]) -> None:
+    """Wait for all of them; the first error in their order is raised, and what has not begun then never does."""
+    try:
+        for job in jobs:
+            job.result()
+    finally:
+        for job in jobs:
+            job.cancel()
