@@ -46,12 +46,17 @@ from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import Attempt, stage, steps_of
 from spotsafe.testing.sinks import RecordingSink
 from spotsafe.writer.job import SaveResult
-from spotsafe.writer.upload import Uploader, run_job
+from spotsafe.writer.upload import Uploader
 from tests.checkpoint.test_attempts import RECORD
 
 NAME = CheckpointName(1, 7, 1, "0123abcd")
 ARRAYS = {"a": np.arange(6, dtype=np.float32), "b": np.arange(3, dtype=np.int64)}
 NAN = np.array([1, np.nan], dtype=np.float32)
+
+
+def run_job(job, *, store, arena, emit, monotonic):
+    """A single save, by a writer of its own."""
+    return Uploader(store, emit=emit, monotonic=monotonic).run(job, arena)
 
 
 def run(

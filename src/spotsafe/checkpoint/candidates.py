@@ -255,7 +255,7 @@ def _read_once(store: Store, name: CheckpointName) -> Candidate:
 
 def _read_index_once(store: Store, candidate: Candidate, part: Part) -> Index:
     # It brings numpy, a tenth of a second that a mere listing should not pay.
-    from spotsafe.checkpoint.index import decode_index  # noqa: PLC0415
+    from spotsafe.checkpoint.index import decode_index  # noqa: PLC0415 - listing runs needs no index
 
     name = candidate.name
     data = _read_whole(store, name, part.file, limit=part.size)

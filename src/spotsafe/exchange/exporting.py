@@ -241,7 +241,7 @@ def _check_ties(tensors: Iterable[torch.Tensor]) -> None:
 
 def _save_dcp(values: dict[str, Any], path: str) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415 - half a second
-    from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
+    from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415 - half a second that only this form needs
 
     alone = (
         {"no_dist": True} if "no_dist" in inspect.signature(save).parameters else {}

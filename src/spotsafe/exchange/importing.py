@@ -152,7 +152,7 @@ def _write(
 
 def _read_safetensors(path: str) -> dict[str, Any]:
     from safetensors import SafetensorError  # noqa: PLC0415 - only this kind of import pays for it
-    from safetensors.torch import load_file  # noqa: PLC0415
+    from safetensors.torch import load_file  # noqa: PLC0415 - only this kind of file needs it
 
     try:
         return load_file(path)

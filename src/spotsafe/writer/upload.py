@@ -51,13 +51,6 @@ class _Progress:
     frozen: tuple[FileEntry, ...] = ()
 
 
-def run_job(
-    job: SaveJob, *, store: Store, arena: memoryview, emit: Emit, monotonic: Callable[[], float]
-) -> SaveResult:
-    """Write, publish and clean up after a single save; see `Uploader.run`."""
-    return Uploader(store, emit=emit, monotonic=monotonic).run(job, arena)
-
-
 class Uploader:
     """Writes the saves of one attempt, one after another, and remembers what need not be done twice.
 
