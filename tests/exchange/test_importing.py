@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +152,116 @@ def test_names_can_be_stripped_and_given(tmp_path, call):
     assert not (tmp_path / "other").exists()
 
 
+def trained(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """An optimizer of a model after a step: every parameter has moments."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, number + 1.0)
+    optimizer.step()
+    return optimizer
+
+
+def layers() -> torch.nn.Module:
+    """Without buffers."""
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("kind", ["pt", "dcp"])
+@pytest.mark.parametrize("way", ["resume", "init_from"])
+def test_a_program_goes_on_with_an_imported_optimizer(kind, way, tmp_path, call):
+    """A file as many programs write it: with names given to its entries, and the order of parameters by a word."""
+    before, run = layers(), tmp_path / "imported"
+    state = trained(before).state_dict()
+    file = {"model_state_dict": before.state_dict(), "optimizer_state_dict": state, "epoch": 3}
+    names = ["--rename", "model_state_dict=model", "--rename", "optimizer_state_dict=optimizer"]
+    wanted = ["--only", "model", "--only", "optimizer", "--optimizer-order", "model"]
+
+    result = call("import", written(tmp_path, kind, file), run, *names, *wanted, "--json")
+
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert (answer["objects"], answer["unordered"]) == ({"model": "module", "optimizer": "optimizer"}, {})
+    model = layers()
+    # Given its parameters in another order, which numbers would get wrong.
+    optimizer = torch.optim.AdamW(reversed(list(model.parameters())), lr=0.1)
+    options = {"init_from": spotsafe.InitFrom(str(run), what="all")} if way == "init_from" else {}
+    url = str(tmp_path / "run" if way == "init_from" else run)
+    with spotsafe.session(url, model=model, optimizer=optimizer, watch=None, **options):
+        assert same(model.state_dict(), before.state_dict())
+        assert optimizer.param_groups[0]["lr"] == 0.5
+        for number, parameter in enumerate(model.parameters()):
+            assert same(optimizer.state[parameter], state["state"][number])
+
+
+def test_the_command_of_the_readme(tmp_path, call, monkeypatch):
+    """What stands there for such a file works."""
+    monkeypatch.chdir(tmp_path)
+    before = layers()
+    state = trained(before).state_dict()
+    torch.save({"model_state_dict": before.state_dict(), "optimizer_state_dict": state, "epoch": 3}, "old.pt")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^```bash\n(.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)
+
+    result = call(*shlex.split(command.replace("\\\n", ""))[1:])
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.rstrip().endswith(": model (module), optimizer (optimizer)")
+
+
+def test_an_optimizer_whose_order_nobody_knows(tmp_path, call):
+    """It is said; and who wants to restore an optimizer from it is told what is missing."""
+    before, run = Net(), tmp_path / "imported"
+    file = {"model": before.state_dict(), "optimizer": trained(before).state_dict()}
+
+    result = call("import", written(tmp_path, "pt", file), run)
+    word = call("import", written(tmp_path, "pt", file), tmp_path / "other", "--optimizer-order", "model")
+
+    assert result.exit_code == 0
+    assert "optimizer is plain state, which no optimizer is restored from" in result.stderr
+    assert "the file does not say which parameter is which (see --optimizer-order)" in result.stderr
+    with pytest.raises(StateMismatch, match="imported without the names of its parameters"):
+        Program().session(run).start()
+    assert word.exit_code == 2
+    assert "optimizer: it has 4 parameters, and model 5 tensors" in word.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_that_is_one_optimizer(tmp_path, call):
+    """As trainers write that keep it in a file of its own."""
+    path = written(tmp_path, "pt", trained(layers()).state_dict())
+
+    result = call("import", path, tmp_path / "run", "--name", "optimizer", "--json")
+
+    assert json.loads(result.stdout)["objects"] == {"optimizer": "stateful"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name", "net"], "holds several things, which --rename OLD=net can rename: 'weights', 'epoch'"),
+        (["--rename", "model=net"], "has no 'model'; there is 'weights', 'epoch'"),
+        (["--rename", "model"], "--rename is OLD=NEW, not 'model'"),
+        (["--rename", "weights=a", "--rename", "weights=b"], "--rename weights is given twice"),
+        (["--optimizer-order", "weights"], "no state of an optimizer to be ordered"),
+    ],
+)
+def test_options_that_do_not_fit_the_file(arguments, message, tmp_path, call):
+    """Nothing that is asked for is passed over, and no run is begun."""
+    path = written(tmp_path, "pt", {"weights": weights(), "epoch": 1})
+
+    result = call("import", path, tmp_path / "run", *arguments)
+
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_state_dict_has_no_entries_to_rename(tmp_path, call):
+    """Its keys are tensors."""
+    result = call("import", written(tmp_path, "pt", weights()), tmp_path / "run", "--rename", "first.bias=x")
+
+    assert (result.exit_code, "is one state_dict; --name says" in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.uint16, torch.bool]
 )
@@ -257,13 +370,34 @@ def test_nonsense_in_the_metadata_is_an_error_of_one_kind(change, tmp_path):
         read_foreign(str(folder))
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x04", b"garbage", b"PK\x03\x04"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x04", b"garbage", b"PK\x03\x04", b"hello, this is text\n" * 9]
+)
 def test_damaged_files(content, tmp_path):
-    """Files that are nothing are refused by name, whatever they are called."""
+    """Files that are nothing are refused by name in one sentence, whatever they are called."""
     for name in ("x.pt", "x.safetensors"):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UnsupportedState, match=name):
             read_foreign(str(tmp_path / name))
+    with pytest.raises(UnsupportedState) as caught:
+        read_foreign(str(tmp_path / "x.pt"))
+    assert str(caught.value).endswith(
+        ("x.pt is not read: it is damaged, or no file of torch.save. Nothing of it was executed",
+         "or holds more than tensors and plain values. Nothing of it was executed")
+    )  # fmt: skip
+
+
+def test_what_a_file_uses_is_named(tmp_path):
+    """Not torch's advice to switch the protection off, of which only the beginning would be seen."""
+    torch.save({"model": weights(), "args": argparse.Namespace(lr=1)}, tmp_path / "x.pt")
+
+    with pytest.raises(UnsupportedState) as caught:
+        read_foreign(str(tmp_path / "x.pt"))
+
+    assert "x.pt is not read: it uses argparse.Namespace, and only tensors and plain values are read" in str(
+        caught.value
+    )
+    assert "weights_only" not in str(caught.value)
 
 
 def test_what_is_no_dict_of_names(tmp_path, call):

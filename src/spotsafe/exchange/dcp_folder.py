@@ -195,6 +195,6 @@ def _lists(value: Any) -> Any:
     if type(value) is not dict:
         return value
     parts = {key: _lists(one) for key, one in value.items()}
-    if parts and all(type(key) is int for key in parts):
+    if parts and all(type(key) is int for key in parts) and sorted(parts) == list(range(len(parts))):
         return [parts[at] for at in range(len(parts))]
     return parts

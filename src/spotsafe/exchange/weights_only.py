@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import pickle
+import re
 import warnings
 from typing import Any
 
@@ -12,6 +14,9 @@ from spotsafe.errors import UnsupportedState
 
 SAFE_SINCE = (2, 6)
 """Before, a file could run code in spite of `weights_only=True` (CVE-2025-32434)."""
+
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+"""How torch names what a file wanted to use."""
 
 
 def load_weights_only(source: str | io.BytesIO, *, name: str) -> Any:
@@ -38,12 +43,22 @@ def load_weights_only(source: str | io.BytesIO, *, name: str) -> Any:
     except OSError:
         raise
     except Exception as error:
-        first = next(iter(str(error).strip().splitlines()), "")
         raise UnsupportedState(
-            f"{name} is not read: it is damaged, or holds more than tensors and plain values ({first}). Nothing of "
-            "it was executed. Save the state_dict() of what is in it, with names, numbers and tensors only",
-            path=name,
+            f"{name} is not read: {_reason(error)}. Nothing of it was executed", path=name
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """In a sentence; torch's own text advises to switch the protection off, or is a bare number."""
+    used = _GLOBAL.search(str(error))
+    if used is not None:
+        return (
+            f"it uses {used[1]}, and only tensors and plain values are read. Save it again with the state_dict() of "
+            "what is in it, names and numbers"
+        )
+    if isinstance(error, pickle.UnpicklingError):
+        return "it is damaged, no file of torch.save, or holds more than tensors and plain values"
+    return "it is damaged, or no file of torch.save"
 
 
 def _version() -> tuple[int, ...]:

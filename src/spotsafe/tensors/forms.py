@@ -20,7 +20,7 @@ class _Module(msgspec.Struct):
 
 
 class _Optimizer(msgspec.Struct, rename={"kind": "class"}):
-    kind: str
+    kind: str | None
     order: list[list[str]]
     form: Literal["by name", "by position"]
     state: Any

@@ -229,7 +229,12 @@ def problems(obj: Any, saved: Json, path: str, restoring: Restoring) -> list[str
     kind = kind_of(obj, path)
     was = saved.get("kind") if isinstance(saved, Mapping) else None
     if was != kind.name:
-        return [f"{path}: saved as {was}, program has {kind.name}"]
+        nameless = (was, kind.name) == (
+            "stateful",
+            "optimizer",
+        )  # or the program had something of its own there
+        why = "; was it imported without the names of its parameters?" if nameless else ""
+        return [f"{path}: saved as {was}, program has {kind.name}{why}"]
     wrong = form_problem(kind.name, saved)
     if wrong is not None:
         return [f"{path}: the checkpoint holds no proper {kind.name} there: {wrong}"]

@@ -143,7 +143,7 @@ def optimizer_problems(optimizer: Any, saved: Json, path: str, restoring: Restor
     """How the classes, groups and parameters of a saved optimizer and the live one differ."""
     order = _order(optimizer, path, restoring.names)
     kind, was = type(optimizer).__name__, saved["class"]
-    if kind != was and restoring.strict:
+    if was not in {kind, None} and restoring.strict:
         return [f"{path}: saved from {was}, program has {kind}"]
     if _needs_order(optimizer, saved):
         problem = f"{path}: {kind} depends on the order of its parameters, which was {saved['order']} and is {order}"
@@ -166,7 +166,7 @@ def restore_optimizer(optimizer: Any, saved: Json, path: str, restoring: Restori
     Raises:
         StateMismatch: the optimizer refuses it.
     """
-    if saved["class"] != type(optimizer).__name__:
+    if saved["class"] not in {type(optimizer).__name__, None}:  # None: imported, and not known
         restoring.skip(f"{path}: saved from {saved['class']}, program has {type(optimizer).__name__}")
         return
     if saved["form"] == _BY_POSITION:
