@@ -30,8 +30,8 @@ class Body:
     def __init__(self, data: bytes) -> None:
         self._raw_stream = Stream(data)
 
-    def read(self) -> bytes:
-        return self._raw_stream.read()
+    def read(self, size: int = -1) -> bytes:
+        return self._raw_stream.read(size)
 
     def close(self) -> None:
         self._raw_stream.close()

@@ -266,6 +266,23 @@ def test_sweeps_beside_each_other(store: S3Store, fake: FakeS3) -> None:
     store.abort_uploads("")
 
 
+@pytest.mark.parametrize("marker", [None, "run/x"])
+@pytest.mark.parametrize("call", ["list", "names", "begun", "abort_uploads"])
+def test_a_listing_without_end(store: S3Store, fake: FakeS3, call: str, marker: str | None) -> None:
+    """A page that leads nowhere, or back to itself, is no reason to ask for ever."""
+    page = {"IsTruncated": True, "NextContinuationToken": marker, "NextKeyMarker": marker}
+
+    def answer(**_: Any) -> Any:
+        asked.append(1)
+        return page
+
+    asked: list[int] = []
+    fake.list_objects_v2 = fake.list_multipart_uploads = answer
+    with pytest.raises(StorageError, match=r"s3://bucket/run/checkpoints/"):
+        getattr(store, call)("checkpoints")
+    assert len(asked) <= 2
+
+
 # -- create and put in doubt
 
 

@@ -22,6 +22,7 @@ from spotsafe.errors import (
 )
 from spotsafe.storage import s3_transfer as transfer
 from spotsafe.storage.failures import too_large
+from spotsafe.storage.listing import Pages, bounded
 from spotsafe.storage.parts import PART, Part, cut
 from spotsafe.storage.paths import check_folder, check_path
 from spotsafe.storage.s3_client import Bucket
@@ -143,11 +144,10 @@ class S3Store:
         """
         key = self._key(check_path(path))
         with self._translated("read", path):
-            answer = self._bucket.call("get_object", Key=key)
-            if answer["ContentLength"] <= max_bytes:
-                return bytes(answer["Body"].read())
-            answer["Body"].close()
-        raise too_large(self._full(path), path=path, max_bytes=max_bytes)
+            data = transfer.download_whole(self._bucket, key, max_bytes=max_bytes)
+        if data is None:
+            raise too_large(self._full(path), path=path, max_bytes=max_bytes)
+        return data
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the object's bytes from `offset` (bytes) on, large ranges by several connections.
@@ -180,11 +180,9 @@ class S3Store:
     def names(self, folder: str) -> list[str]:
         """Base names of what lies directly in a folder, sorted; empty if there is no such folder."""
         prefix = self._folder_key(folder)
-        found: set[str] = set()
         with self._translated("list", folder):
-            for page in self._listing(Prefix=prefix, Delimiter="/"):
-                found.update(one["Prefix"] for one in page.get("CommonPrefixes", ()))
-                found.update(one["Key"] for one in page.get("Contents", ()))
+            listed = self._objects("CommonPrefixes", "Contents", prefix=prefix, Delimiter="/")
+            found = {one.get("Prefix") or one["Key"] for one in listed}
         return sorted({name[len(prefix) :].rstrip("/") for name in found} - {""})
 
     def list(self, folder: str) -> list[Entry]:
@@ -193,8 +191,7 @@ class S3Store:
         with self._translated("list", folder):
             return sorted(
                 Entry(one["Key"][start:], int(one["Size"]))
-                for page in self._listing(Prefix=prefix)
-                for one in page.get("Contents", ())
+                for one in self._objects("Contents", prefix=prefix)
                 if not one["Key"].endswith("/")  # some consoles mark folders by empty objects
             )
 
@@ -278,19 +275,25 @@ class S3Store:
 
     def _uploads(self, prefix: str) -> Sequence[dict[str, Any]]:
         """What was begun under keys with this prefix and never completed."""
-        markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
-        pages = self._pages("list_multipart_uploads", markers, Prefix=prefix)
-        return [upload for page in pages for upload in page.get("Uploads", ())]
+        markers = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
+        return list(self._listed("list_multipart_uploads", ("Uploads",), prefix, markers))
 
-    def _listing(self, **params: Any) -> Iterator[dict[str, Any]]:
-        return self._pages("list_objects_v2", {"ContinuationToken": "NextContinuationToken"}, **params)
+    def _objects(self, *members: str, prefix: str, **params: Any) -> Iterator[dict[str, Any]]:
+        markers = {"NextContinuationToken": "ContinuationToken"}
+        return self._listed("list_objects_v2", members, prefix, markers, **params)
 
-    def _pages(self, method: str, markers: Mapping[str, str], **params: Any) -> Iterator[dict[str, Any]]:
-        """All pages of a listing: `markers` says which member of a page is which parameter for the next."""
-        more: dict[str, Any] = {}
-        while True:
+    def _listed(
+        self, method: str, members: Sequence[str], prefix: str, markers: Mapping[str, str], **params: Any
+    ) -> Iterator[dict[str, Any]]:
+        """What all pages of a listing hold in these members."""
+        where, path = f"s3://{self._bucket.name}/{prefix}", prefix.removeprefix(self._prefix)
+        pages = self._pages(method, Pages(markers, where=where, path=path), Prefix=prefix, **params)
+        found = (one for page in pages for member in members for one in page.get(member, ()))
+        return bounded(found, where=where, path=path)
+
+    def _pages(self, method: str, pages: Pages, **params: Any) -> Iterator[dict[str, Any]]:
+        more: dict[str, Any] | None = {}
+        while more is not None:
             page = self._bucket.call(method, **params, **more)
             yield page
-            if not page.get("IsTruncated"):
-                return
-            more = {parameter: page[member] for parameter, member in markers.items() if page.get(member)}
+            more = pages.after(page)

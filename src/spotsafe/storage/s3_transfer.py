@@ -81,6 +81,23 @@ def abort_upload(bucket: Bucket, key: str, upload: str) -> None:
     _log.warning("parts of an aborted upload of %s are still shown; abort_uploads will try again", key)
 
 
+def download_whole(bucket: Bucket, key: str, *, max_bytes: int) -> bytes | None:
+    """The whole object; None if there are more than `max_bytes` of it, whatever the server had announced."""
+    answer = bucket.call("get_object", Key=key)
+    body, data = answer["Body"], bytearray()
+    try:
+        if int(answer.get("ContentLength", 0)) > max_bytes:
+            return None
+        # To the very end: only there botocore compares the length and the checksum.
+        while piece := body.read(max_bytes + 1 - len(data)):
+            data += piece
+            if len(data) > max_bytes:
+                return None
+    finally:
+        body.close()
+    return bytes(data)
+
+
 def download(bucket: Bucket, key: str, part: Part, buffer: memoryview) -> int:
     """Receive a range straight into memory; how many bytes came.
 

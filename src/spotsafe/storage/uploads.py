@@ -13,9 +13,11 @@ from functools import partial
 from typing import Any
 
 from spotsafe.storage.eventloop import gather
+from spotsafe.storage.listing import Pages
 from spotsafe.storage.parts import Part, cut
 
 _AT_ONCE = 6
+_MARKERS = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
 _LOOKS = 5  # how often an upload that was given up is looked at: parts that were under way may still arrive
 
 
@@ -60,15 +62,14 @@ async def abort(fs: Any, prefix: str) -> None:
 
 async def _begun(fs: Any, prefix: str) -> AsyncIterator[dict[str, str]]:
     bucket, start, _version = fs.split_path(prefix + "/")
-    after: dict[str, str] = {}
-    while True:
+    pages = Pages(_MARKERS, where=f"the uploads below {prefix}", path="")
+    after: dict[str, Any] | None = {}
+    while after is not None:
         page = await _call(fs, "list_multipart_uploads", Bucket=bucket, Prefix=start, **after)
         for one in page.get("Uploads", ()):
             if one["Key"].startswith(start):  # a server that ignores the prefix shows the uploads of others
                 yield {"Bucket": bucket, "Key": one["Key"], "UploadId": one["UploadId"]}
-        if not page.get("IsTruncated"):
-            return
-        after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+        after = pages.after(page)
 
 
 async def _give_up(fs: Any, this: dict[str, str]) -> None:
