@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +16,7 @@ from spotsafe.checkpoint.index import decode_index, encode_index
 from spotsafe.checkpoint.layout import CheckpointName, data_file, index_file
 from spotsafe.checkpoint.manifest import Marker, encode_manifest, encode_marker
 from spotsafe.checkpoint.verify import Fault, verify
-from spotsafe.errors import StorageRefused, StorageUnavailable, UnsupportedFormat
+from spotsafe.errors import StorageRefused, StorageShort, StorageUnavailable, UnsupportedFormat
 from spotsafe.testing.faults import FailingStore
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import Attempt
@@ -150,12 +151,19 @@ def test_header_that_contradicts_the_index_is_found() -> None:
 
 def resign(store: MemoryStore, name: CheckpointName) -> None:
     """Make digests and sizes fit whatever lies in the data files, as a faulty writer would."""
+    recut(store, name, block_size=BLOCK)
+
+
+def recut(store: MemoryStore, name: CheckpointName, *, block_size: int) -> None:
+    """The same, with digests of blocks of another size."""
     index = decode_index(store.objects[name.file(INDEX)], checkpoint=str(name), file=INDEX)
     files = tuple(
-        dataclasses.replace(file, digests=block_digests(store.objects[name.file(file.name)]))
+        dataclasses.replace(
+            file, digests=block_digests(store.objects[name.file(file.name)], block_size=block_size)
+        )
         for file in index.files
     )
-    data = encode_index(dataclasses.replace(index, files=files))
+    data = encode_index(dataclasses.replace(index, files=files, block_size=block_size))
     manifest = read_candidate(store, name).manifest
     assert manifest is not None
     part = dataclasses.replace(manifest.parts[0], size=len(data), sha256=sha256_hex(data))
@@ -163,34 +171,77 @@ def resign(store: MemoryStore, name: CheckpointName) -> None:
     store.objects[name.manifest] = encode_manifest(dataclasses.replace(manifest, parts=(part,)))
 
 
-def test_one_bad_read_is_no_verdict() -> None:
-    """Each file whose first read is torn and whose second is not is whole."""
+class Wrong(MemoryStore):
+    """Answers wrongly: every second time, or always where a test says so.
 
-    class Torn(MemoryStore):
-        """Flips a bit in the first read of everything."""
+    Attributes:
+        how: ``flip`` a bit, answer that the object is too ``short``, or tell another ``size``.
+        always: paths of which no answer is right.
+    """
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: set[tuple[str, int]] = set()
+    def __init__(self, store: MemoryStore, how: str) -> None:
+        super().__init__()
+        self.objects.update(store.objects)
+        self.how = how
+        self.always: set[str] = set()
+        self.asked: Counter[tuple[str, str]] = Counter()
 
-        def read(self, path: str, *, max_bytes: int) -> bytes:
-            data = super().read(path, max_bytes=max_bytes)
-            return data if self._again(path, 0) else bytes([data[0] ^ 1]) + data[1:]
+    def read(self, path: str, *, max_bytes: int) -> bytes:
+        data = super().read(path, max_bytes=max_bytes)
+        return (
+            bytes([data[0] ^ 1]) + data[1:] if self.how == "flip" and self._is_wrong("read", path) else data
+        )
 
-        def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-            super().read_into(path, offset, buffer)
-            if not self._again(path, offset):
-                buffer[0] ^= 1
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        super().read_into(path, offset, buffer)
+        if self.how in {"flip", "short"} and self._is_wrong("read_into", path):
+            if self.how == "short":
+                raise StorageShort(f"{path} ends", path=path)
+            buffer[0] ^= 1
 
-        def _again(self, path: str, offset: int) -> bool:
-            again = (path, offset) in self.seen
-            self.seen.add((path, offset))
-            return again
+    def size(self, path: str) -> int:
+        return super().size(path) + (self.how == "size" and self._is_wrong("size", path))
 
+    def _is_wrong(self, call: str, path: str) -> bool:
+        self.asked[call, path] += 1
+        return path in self.always or self.asked[call, path] % 2 == 1
+
+
+@pytest.mark.parametrize("how", ["flip", "short", "size"])
+def test_one_bad_answer_is_no_verdict(how: str) -> None:
+    """Each file whose first answer is wrong, in whichever way, and whose second is not is whole."""
     store, name = saved()
-    torn = Torn()
-    torn.objects.update(store.objects)
-    assert verify(torn, name) == []
+    wrong = Wrong(store, how)
+    assert verify(wrong, name) == []
+    assert wrong.asked
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("flip", "are not what was published"), ("short", "is too short"), ("size", "bytes, not")],
+)
+def test_two_bad_answers_are(how: str, reason: str) -> None:
+    """It is a fault of that file, told once, and the next one is still looked at."""
+    store, name = saved()
+    wrong = Wrong(store, how)
+    wrong.always = {name.file(DATA)}
+    (fault,) = verify(wrong, name)
+    assert fault.file == DATA
+    assert reason in fault.reason
+
+
+def test_a_header_of_several_blocks() -> None:
+    """It is read again as a whole, and verified like everything else."""
+    arrays = {f"tensor.{number:04d}": np.ones(1, dtype=np.float32) for number in range(100)}
+    store, name = saved(arrays=arrays, files=1)
+    recut(store, name, block_size=1000)
+    assert verify(store, name) == []
+    assert verify(Wrong(store, "flip"), name) == []
+    data = bytearray(store.objects[name.file(DATA)])
+    data[2500] ^= 1
+    store.objects[name.file(DATA)] = bytes(data)
+    reason = "bytes 2000 to 3000 are not what was published"
+    assert verify(store, name) == [Fault(file=DATA, reason=reason)]
 
 
 @pytest.mark.parametrize("operation", ["read", "read_into", "size"])
@@ -226,5 +277,6 @@ def test_memory_is_bounded_by_a_block() -> None:
     faults = verify(store, name)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert faults == [Fault(file=DATA, reason=f"differs from its digest in the {BLOCK} bytes from {BLOCK}")]
+    reason = f"bytes {BLOCK} to {2 * BLOCK} are not what was published"
+    assert faults == [Fault(file=DATA, reason=reason)]
     assert peak < 2.5 * BLOCK  # one block, and the slice that the memory store makes of it

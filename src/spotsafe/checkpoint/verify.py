@@ -7,23 +7,18 @@ What the store cannot answer is not damage: it propagates.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from spotsafe.checkpoint.blocks import block_of, check_size, read_block
 from spotsafe.checkpoint.candidates import Candidate, read_candidate, read_index
-from spotsafe.checkpoint.digest import block_digest
 from spotsafe.checkpoint.dtypes import require
 from spotsafe.checkpoint.image import header_bytes, parse_header
 from spotsafe.checkpoint.index import FileEntry, Index
 from spotsafe.checkpoint.layout import MANIFEST, CheckpointName
 from spotsafe.checkpoint.manifest import Part
-from spotsafe.errors import (
-    DamagedCheckpoint,
-    StorageNotFound,
-    StorageShort,
-    UnsupportedFormat,
-    UnsupportedState,
-)
+from spotsafe.checkpoint.ranges import Range, read_ranges
+from spotsafe.errors import DamagedCheckpoint, StorageNotFound, UnsupportedFormat, UnsupportedState
 from spotsafe.storage.store import Store
 
 _FIRST = 8
@@ -89,59 +84,54 @@ def _part_faults(store: Store, candidate: Candidate, part: Part, good: Good) -> 
 def _file_faults(
     store: Store, name: CheckpointName, index: Index, file: FileEntry, good: Good
 ) -> Iterator[Fault]:
-    path, shown = file.path(name), file.shown()
+    key, shown = (file.path(name), index.block_size, file.digests), file.shown()
     try:
-        size = store.size(path)
-        if size != file.size:
-            yield Fault(file=shown, reason=f"has {size} bytes, not {file.size}")
-            return
-        key, blocks = (path, index.block_size, file.digests), range(len(file.digests))
-        if key in good:
-            blocks = range(0)
-        bad = [block for block in blocks if not _block_is_good(store, path, index, file, block)]
-        if not bad:
-            good.add(key)
+        check_size(store, name, file)
+        blocks = range(min(1, len(file.digests))) if key in good else range(len(file.digests))
+        header, bad = _read_blocks(store, name, index, file, blocks)
         if bad:
-            yield Fault(file=shown, reason=_where(bad, block_size=index.block_size, size=file.size))
-        else:
-            yield from _header_faults(store, path, index, file)
+            more = f", and {len(bad) - 1} more blocks" if len(bad) > 1 else ""
+            yield Fault(file=shown, reason=bad[0] + more)
+            return
+        good.add(key)
+        if _stored(header, file) != _expected(index, file.name):
+            yield Fault(file=shown, reason="its header lists other tensors than the index")
     except StorageNotFound:
         yield Fault(file=shown, reason="is missing")
-    except StorageShort:
-        yield Fault(file=shown, reason=f"ends before its {file.size} bytes")
-
-
-def _block_is_good(store: Store, path: str, index: Index, file: FileEntry, block: int) -> bool:
-    start = block * index.block_size
-    buffer = memoryview(bytearray(min(index.block_size, file.size - start)))
-    for _ in range(2):
-        store.read_into(path, start, buffer)
-        if block_digest(buffer) == file.digests[block]:
-            return True
-    return False
-
-
-def _where(bad: list[int], *, block_size: int, size: int) -> str:
-    first = bad[0] * block_size
-    length = min(block_size, size - first)
-    more = f", and {len(bad) - 1} more blocks" if len(bad) > 1 else ""
-    return f"differs from its digest in the {length} bytes from {first}{more}"
-
-
-def _header_faults(store: Store, path: str, index: Index, file: FileEntry) -> Iterator[Fault]:
-    first = bytearray(min(_FIRST, file.size))
-    store.read_into(path, 0, memoryview(first))
-    try:
-        header = bytearray(header_bytes(bytes(first), file_size=file.size))
-        store.read_into(path, 0, memoryview(header))
-        stored = parse_header(bytes(header), file_size=file.size)
-        found = Counter((one.start, one.nbytes, one.dtype_code, one.shape) for one in stored.values())
-        if found != _expected(index, file.name):
-            yield Fault(file=file.shown(), reason="its header lists other tensors than the index")
     except DamagedCheckpoint as error:
-        yield Fault(file=file.shown(), reason=error.reason)
+        yield Fault(file=shown, reason=error.reason)
     except UnsupportedState as error:
-        yield Fault(file=file.shown(), reason=str(error))
+        yield Fault(file=shown, reason=str(error))
+
+
+def _read_blocks(
+    store: Store, name: CheckpointName, index: Index, file: FileEntry, blocks: Iterable[int]
+) -> tuple[bytearray, list[str]]:
+    """The file's header, verified, and why each block that differs also at a second read is not as published."""
+    header, bad = bytearray(), []
+    buffer = memoryview(bytearray(min(index.block_size, file.size)))
+    for number in blocks:
+        block = block_of(name, file, number, block_size=index.block_size)
+        try:
+            read_block(store, name, block, buffer[: block.size])
+        except DamagedCheckpoint as error:
+            bad.append(error.reason)
+            continue
+        if number == 0:
+            first = bytes(buffer[:_FIRST])
+            header = bytearray(buffer[: header_bytes(first, file_size=file.size)])
+    if bad or not file.size:
+        return header, bad
+    missing = header_bytes(bytes(header[:_FIRST]), file_size=file.size) - len(header)
+    if missing:  # a header of more than a block
+        header += bytes(missing)
+        read_ranges(store, name, [index], [Range(file.name, 0, memoryview(header))], threads=1)
+    return header, bad
+
+
+def _stored(header: bytearray, file: FileEntry) -> Counter[tuple[int, int, str, tuple[int, ...]]]:
+    stored = parse_header(bytes(header), file_size=file.size)
+    return Counter((one.start, one.nbytes, one.dtype_code, one.shape) for one in stored.values())
 
 
 def _expected(index: Index, file: str) -> Counter[tuple[int, int, str, tuple[int, ...]]]:
