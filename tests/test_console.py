@@ -136,6 +136,16 @@ def test_a_fresh_start_says_so() -> None:
     ]
 
 
+def test_a_start_with_the_values_of_another_run_says_which() -> None:
+    """Nobody finds out days later that a run began with random weights, or with those of another one."""
+    initialized = dataclasses.replace(FRESH, initialized_from=f"runs/a@{NAME}", initialized=("model", "ema"))
+    many = dataclasses.replace(initialized, initialized=tuple("abcdef"))
+
+    (line,) = shown(initialized)
+    assert line.endswith(f"(attempt 1), model, ema from runs/a@{NAME}; watching SIGTERM, aws")
+    assert "(attempt 1), a, b, c, d and 2 more from" in shown(many)[0]
+
+
 def test_nothing_watched_is_said() -> None:
     """A run that no reclaim can be announced to should not look like one that is watched."""
     blind = RunStarted(url="u", run="r", attempt=2, step=0, resumed_from=None, age_s=None, watching=())

@@ -15,11 +15,12 @@ from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.errors import RestartLoop
 from spotsafe.events import Event, Fanout
 from spotsafe.identity import Identity
+from spotsafe.initializing import Initialized, load_initial_values
 from spotsafe.ledger.reading import ended_at, writes_no_more
 from spotsafe.ledger.record import Ledger
 from spotsafe.loops import Loops
 from spotsafe.moments import Moments
-from spotsafe.opening import Claimed, Opened, claim_attempt, load_init_from, load_newest, once
+from spotsafe.opening import Claimed, Opened, claim_attempt, load_newest, once
 from spotsafe.options import Options
 from spotsafe.outcomes import outcome_of
 from spotsafe.positions import Positions
@@ -65,11 +66,12 @@ def begin_attempt(setting: Setting) -> Attempt:
         progress = _Progress(claimed.furthest_step)
         _start_ledger(setting, claimed, progress, stack)
         opened = load_newest(setting.store, claimed, emit=emit)
+        initialized = _initialize(setting, opened, emit=emit)
         state = _restore(setting, opened, emit=emit)
         progress.positions = state.positions
         setting.values.update(state.values)
         attempt = _connect(setting, opened, state, watch=watch, entered_at=entered_at, stack=stack)
-        fanout.emit(_started(setting, opened, state, watch))
+        fanout.emit(_started(setting, opened, state, watch, initialized))
         attempt.cleanup = stack.pop_all()
         return attempt
 
@@ -142,12 +144,18 @@ def _start_ledger(setting: Setting, claimed: Claimed, progress: _Progress, stack
 # -- the state ---
 
 
+def _initialize(setting: Setting, opened: Opened, *, emit: Callable[[Event], None]) -> Initialized | None:
+    """Give a fresh run its first values, if it is told where to take them from."""
+    source = setting.options.init_from
+    if opened.loaded is not None or source is None:
+        return None
+    return load_initial_values(source, tracker=setting.tracker, emit=emit)
+
+
 def _restore(setting: Setting, opened: Opened, *, emit: Callable[[Event], None]) -> SessionState:
     """Load the state into the tracked objects and give the session's own; fresh where there is none."""
     tracker, clock = setting.tracker, setting.options.clock
     if opened.loaded is None:
-        if setting.options.init_from is not None:
-            load_init_from(setting.options.init_from, tracker=tracker, emit=emit)
         return SessionState(positions=Positions(), rng=None, values={}, nonfinite=tracker.nonfinite())
     began = clock.monotonic()
     values = opened.loaded.session_values()
@@ -289,7 +297,9 @@ def _tell_stranger(optimizer: Any, setting: Setting) -> None:
         )
 
 
-def _started(setting: Setting, opened: Opened, state: SessionState, watch: Watch) -> Event:
+def _started(
+    setting: Setting, opened: Opened, state: SessionState, watch: Watch, initialized: Initialized | None
+) -> Event:
     choice, record = opened.choice, opened.claimed.record
     age_s = None if choice is None else setting.options.clock.wall() - choice.manifest.created
     return ev.RunStarted(
@@ -301,4 +311,6 @@ def _started(setting: Setting, opened: Opened, state: SessionState, watch: Watch
         age_s=age_s,
         watching=watch.sources,
         single_writer=opened.claimed.single_writer,
+        initialized_from=None if initialized is None else initialized.checkpoint,
+        initialized=() if initialized is None else initialized.names,
     )

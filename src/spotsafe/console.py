@@ -36,6 +36,7 @@ LOGGER = "spotsafe"
 ENVIRONMENT = "SPOTSAFE_LOG"
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
+_SHOWN = 4  # names in a line
 _INFO = (CheckpointPublished, NoticeCancelled, LoopStopped)
 """Events that have no line of their own, but are worth more than debugging."""
 
@@ -196,12 +197,20 @@ def _start(event: RunStarted) -> str:
     if event.single_writer:
         watching += "; single writer"
     if event.resumed_from is None:
-        return f"fresh start of {event.url} (attempt {event.attempt}); {watching}"
+        source = "" if event.initialized_from is None else f", {_given(event)} from {event.initialized_from}"
+        return f"fresh start of {event.url} (attempt {event.attempt}){source}; {watching}"
     published = "" if event.age_s is None else f", published {human.age(event.age_s)}"
     return (
         f"resumed {event.url} at step {event.step:,} from {event.resumed_from}{published} "
         f"(attempt {event.attempt}); {watching}"
     )
+
+
+def _given(event: RunStarted) -> str:
+    """Which objects `init_from` gave values to."""
+    more = len(event.initialized) - _SHOWN
+    names = ", ".join(event.initialized[:_SHOWN])
+    return names if more <= 0 else f"{names} and {more} more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

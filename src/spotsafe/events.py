@@ -37,6 +37,10 @@ class RunStarted(Event):
     """Names of the sources that can announce a reclaim."""
     single_writer: bool = False
     """Nothing on the store keeps two writers apart; see `SingleWriter`."""
+    initialized_from: str | None = None
+    """Of a fresh run, the url and name of the checkpoint that `init_from` took its first values from."""
+    initialized: tuple[str, ...] = ()
+    """Names of the tracked objects that got them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

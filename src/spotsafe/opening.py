@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt, read_branch
 from spotsafe.checkpoint.branch import Branch
 from spotsafe.checkpoint.candidates import Candidate, Listing, look
-from spotsafe.checkpoint.catalog import check_history, resolve, split_target
+from spotsafe.checkpoint.catalog import check_history
 from spotsafe.checkpoint.claim import claim, is_exclusive
 from spotsafe.errors import (
     CheckpointNotFound,
@@ -25,9 +25,10 @@ from spotsafe.errors import (
 )
 from spotsafe.events import CheckpointPassedOver, Event, SingleWriter, Warned
 from spotsafe.identity import Identity
+from spotsafe.initializing import check_initial_values
 from spotsafe.ledger.occupancy import Occupancy
 from spotsafe.ledger.reading import past_attempts, read_step
-from spotsafe.options import InitFrom, Options
+from spotsafe.options import Options
 from spotsafe.policy.restarts import PastAttempt, restart_loop
 from spotsafe.reader import (
     THREADS,
@@ -35,11 +36,9 @@ from spotsafe.reader import (
     Loaded,
     choose,
     load_chosen,
-    load_verified,
     read_description,
 )
 from spotsafe.storage.mounts import durability_doubt
-from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
 from spotsafe.tracking import Tracker
 
@@ -82,8 +81,8 @@ def claim_attempt(
 
     Raises:
         StorageError: the store could not say what is there. Never taken for "nothing".
-        CheckpointNotFound: there is none, with ``resume="must"``.
-        StateMismatch: the newest checkpoint does not fit the tracked objects.
+        CheckpointNotFound: there is none, with ``resume="must"``, or ``init_from`` has none.
+        StateMismatch: the newest checkpoint, or else that of ``init_from``, does not fit the tracked objects.
         NoUsableCheckpoint: there are or were checkpoints, none can be used.
         UnsupportedFormat: a newer spotsafe wrote the newest.
         RunInUse: another job lives on this folder.
@@ -98,6 +97,8 @@ def claim_attempt(
     _check_resume(store, options, choice)
     if choice is not None:
         _check_shapes(store, choice.candidate, tracker)
+    elif options.init_from is not None:
+        check_initial_values(options.init_from, tracker=tracker)
     occupancy = Occupancy(store, identity=identity, clock=options.clock, emit=emit)
     if not options.takeover:
         occupancy.check(listing)
@@ -176,20 +177,6 @@ def load_newest(
         url=store.url,
         reasons=unusable,
     )
-
-
-def load_init_from(source: InitFrom, *, tracker: Tracker, emit: Callable[[Event], None]) -> None:
-    """Give the tracked objects their first values from another run.
-
-    Raises:
-        CheckpointNotFound: that run has no such checkpoint.
-        StateMismatch: what is there does not fit.
-    """
-    url, selector = split_target(source.url)
-    store = open_store(url)
-    candidate = resolve(store, selector or "latest")
-    loaded = load_verified(store, candidate, emit=emit)
-    tracker.initialize(loaded.saved, weights_only=source.what == "weights")
 
 
 def _look_and(find: Callable[[Listing], Choice | None], store: Store) -> tuple[Listing, Choice | None]:

@@ -304,6 +304,30 @@ class Tracker:
             self._restore_one(name, names)
         self._note_as_restored()
 
+    def check_initial(
+        self, *, tensors: Mapping[str, Spec], state: Mapping[str, Json], weights_only: bool
+    ) -> tuple[list[str], list[str]]:
+        """What `initialize` would give values to, and everything that speaks against it; changes nothing.
+
+        Args:
+            tensors: as for `check`.
+            state: `Index.state`.
+            weights_only: as for `initialize`.
+        """
+        wanted = [
+            name
+            for name, obj in self._objects.items()
+            if name in state and (not weights_only or isinstance(obj, nn.Module | torch.Tensor))
+        ]
+        if not wanted:
+            lost = (
+                f"none of the tracked names is there: {_listed(self.names)} are tracked, "
+                f"it holds {_listed(list(state))}"
+            )
+            return [], [lost]
+        names = self._names()
+        return wanted, [line for name in wanted for line in self._problems(name, names, tensors, state)]
+
     def initialize(self, saved: SavedState, *, weights_only: bool) -> list[str]:
         """Give tracked objects the values that another run's checkpoint has under their names.
 
@@ -317,18 +341,10 @@ class Tracker:
         Raises:
             StateMismatch: nothing was found, or something does not fit; then nothing was changed.
         """
-        wanted = [
-            name
-            for name, obj in self._objects.items()
-            if name in saved.state and (not weights_only or isinstance(obj, nn.Module | torch.Tensor))
-        ]
-        if not wanted:
-            raise StateMismatch(
-                f"none of the tracked names is there: {_listed(self.names)} are tracked, "
-                f"it holds {_listed(list(saved.state))}"
-            )
-        names, specs = self._names(), _specs(saved)
-        self._refuse([line for name in wanted for line in self._problems(name, names, specs, saved.state)])
+        specs = _specs(saved)
+        wanted, problems = self.check_initial(tensors=specs, state=saved.state, weights_only=weights_only)
+        self._refuse(problems)
+        names = self._names()
         for name in wanted:
             restoring = self._restoring(names, specs, Source(saved.tensors))
             kinds.restore(self._objects[name], saved.state[name], name, restoring)

@@ -81,6 +81,10 @@ def test_init_from_takes_the_weights_of_another_run(pretrained: str, selector: s
     """Weights only: the optimizer, the positions and the generators start afresh."""
     program = Program(seed=9)
     with program.session(MemoryStore(), init_from=f"{pretrained}{selector}") as run:
+        (started,) = program.of(ev.RunStarted)
+        assert started.initialized == ("model",)
+        assert started.initialized_from is not None
+        assert started.initialized_from.startswith(f"{pretrained}@a000001-s{step:09}-")
         assert program.weights() == weights_at(pretrained, step)
         assert (run.step, run.resumed_from, run.values) == (0, None, {})
         assert not program.optimizer.state
@@ -107,43 +111,49 @@ def test_init_from_counts_only_while_there_is_no_checkpoint(pretrained: str) -> 
     again = Program()
     with again.session(store, init_from=f"{pretrained}-deleted") as run:
         assert run.step == 2
+        assert again.of(ev.RunStarted)[0].initialized_from is None
         assert again.weights() == program.weights()
 
 
 @pytest.mark.parametrize("source", ["-missing", "@77", "@best:accuracy"])
 def test_init_from_a_source_that_is_not_there(pretrained: str, source: str) -> None:
-    """An error that says what is there, and no start with random weights."""
-    program = Program()
+    """An error that says which option and what is there; no start with random weights, and no attempt is claimed."""
+    program, store = Program(), MemoryStore()
     before = program.weights()
     with (
-        pytest.raises(spotsafe.CheckpointNotFound),
-        program.session(MemoryStore(), init_from=f"{pretrained}{source}"),
+        pytest.raises(spotsafe.CheckpointNotFound, match=f"init_from='{pretrained}{source}'"),
+        program.session(store, init_from=f"{pretrained}{source}"),
     ):
         pytest.fail("it started")
     assert program.weights() == before
+    assert not store.objects
 
 
 def test_init_from_whose_shapes_differ(pretrained: str) -> None:
-    """Every mismatch is named, and nothing was changed."""
-    program = Program(width=6)
+    """Every mismatch is named, nothing was changed, and no attempt is claimed."""
+    program, store = Program(width=6), MemoryStore()
     before = program.weights()
     with (
-        pytest.raises(spotsafe.StateMismatch, match=r"model\.first\.weight") as caught,
-        program.session(MemoryStore(), init_from=pretrained),
+        pytest.raises(
+            spotsafe.StateMismatch, match=r"init_from=[^:]*: [\s\S]*model\.first\.weight"
+        ) as caught,
+        program.session(store, init_from=pretrained),
     ):
         pytest.fail("it started")
     assert len(caught.value.problems) == 4
     assert program.weights() == before
+    assert not store.objects
 
 
 def test_init_from_that_finds_nothing_of_the_program(pretrained: str) -> None:
     """Other names are no partial success."""
-    net = torch.nn.Linear(1, 1)
+    net, store = torch.nn.Linear(1, 1), MemoryStore()
     with (
         pytest.raises(spotsafe.StateMismatch, match=r"net.* are tracked.*model"),
-        spotsafe.session(MemoryStore(), watch=None, net=net, init_from=pretrained),
+        spotsafe.session(store, watch=None, net=net, init_from=pretrained),
     ):
         pytest.fail("it started")
+    assert not store.objects
 
 
 # -- save_every -----------------------------------------------------------------------------------------------------
