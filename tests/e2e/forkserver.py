@@ -4,8 +4,8 @@ A server has imported torch and the package, has computed nothing and has no thr
 new interpreter that has just done its imports. The child leads a session of its own, as a program under a launcher
 does, writes to files and runs the script as ``python script.py`` would.
 
-Run as ``python -m tests.e2e.forkserver``: a request is a line of JSON on standard input, the answer one on standard
-output.
+Run as ``python -m tests.e2e.forkserver [MODULE ...]``, with what else scripts import: a request is a line of JSON on
+standard input, the answer one on standard output.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -97,6 +98,8 @@ def tell(answer: int | None) -> None:
 
 def main() -> None:
     """Serve until standard input ends."""
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # children do not copy what only the collector would touch
     torch.set_num_threads(1)

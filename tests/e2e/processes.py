@@ -55,11 +55,15 @@ class Process:
 
 
 class Launcher:
-    """Starts scripts. What they print goes to a file: DataLoader's workers would hold a pipe open."""
+    """Starts scripts. What they print goes to a file: DataLoader's workers would hold a pipe open.
 
-    def __init__(self) -> None:
+    Args:
+        *modules: what the scripts that are forked import, besides torch and the package.
+    """
+
+    def __init__(self, *modules: str) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.forkserver"],
+            [sys.executable, "-m", "tests.e2e.forkserver", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -111,9 +115,9 @@ class Launcher:
 
 
 @contextmanager
-def launcher() -> Iterator[Launcher]:
-    """A launcher that is closed at the end."""
-    one = Launcher()
+def launcher(*modules: str) -> Iterator[Launcher]:
+    """A launcher that is closed at the end; see `Launcher`."""
+    one = Launcher(*modules)
     try:
         yield one
     finally:

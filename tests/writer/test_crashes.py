@@ -2,7 +2,8 @@
 
 A scenario is a second attempt on a run in which a first one left published checkpoints and a save that died half
 way. The attempt claims and saves four times, so that its operations include the sweep and retention of own and
-of foreign checkpoints. For each operation k it is run again with a fault there.
+of foreign checkpoints. For each operation k it is run again with a fault there, in memory; `tests/crashes` does it on
+disks and on a server.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from spotsafe.checkpoint.manifest import Manifest
 from spotsafe.checkpoint.verify import verify
 from spotsafe.errors import StorageError, StorageFull, StorageRefused, StorageUnavailable
 from spotsafe.policy.retention import latest
-from spotsafe.storage.local import LocalStore
 from spotsafe.storage.retrying import RetryingStore
 from spotsafe.storage.store import Store
 from spotsafe.storage.wrapping import Operation, WrappingStore
@@ -283,15 +283,3 @@ def newest_of(store: Interfering) -> Attempt:
     """The other attempt, which is there by now."""
     assert store.other is not None
     return store.other
-
-
-@pytest.mark.slow
-def test_crash_at_every_operation_on_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The same on the real local store, at every ninth operation."""
-    for at in range(1, operations() + 1, 9):
-        root = tmp_path_factory.mktemp("run")
-        journal = begin(LocalStore(str(root)))
-        with suppress(Crash):
-            second_attempt(Killed(journal, at=at, after=bool(at % 2)))
-        check(journal)
-        go_on(journal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ def stage(
     arrays: Arrays,
     *,
     files: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
     roles: Mapping[str, str] | None = None,
     run: str = "0123abcd",
     keep: Keep | None = None,
@@ -60,6 +63,8 @@ def stage(
         name: of the checkpoint.
         arrays: by tensor name; their numpy dtype is the tensor's.
         files: how many data files.
+        rank: whose arrays they are.
+        world_size: of so many.
         roles: other roles than ``parameter``, by tensor name.
         run: the run's id.
         keep: retention; two by default.
@@ -73,9 +78,9 @@ def stage(
         staged_frozen: whether their bytes are at hand.
     """
     chosen = [dict(list(arrays.items())[number::files]) for number in range(files)]
-    arena, staged, tensors = _staged(chosen, named=data_file, roles=roles)
+    arena, staged, tensors = _staged(chosen, named=partial(data_file, rank), roles=roles)
     lent_arena, lent, lent_tensors = _staged(
-        frozen, named=frozen_file, roles=dict.fromkeys(_keys(frozen), "other")
+        frozen, named=partial(frozen_file, rank), roles=dict.fromkeys(_keys(frozen), "other")
     )
     spans = [
         HealthSpan(
@@ -95,8 +100,8 @@ def stage(
         parent=parent,
         reason="interval",
         created=1_700_000_000.0 + name.step,
-        world_size=1,
-        rank=0,
+        world_size=world_size,
+        rank=rank,
         metrics=metrics or {},
         files=tuple(staged),
         tensors=(*tensors, *lent_tensors),
@@ -126,12 +131,12 @@ def _keys(files: Sequence[Arrays]) -> list[str]:
 
 
 def _staged(
-    files: Sequence[Arrays], *, named: Callable[[int, int], str], roles: Mapping[str, str] | None
+    files: Sequence[Arrays], *, named: Callable[[int], str], roles: Mapping[str, str] | None
 ) -> tuple[memoryview, list[StagedFile], list[TensorEntry]]:
     arena, staged, tensors = bytearray(), list[StagedFile](), list[TensorEntry]()
     for number, arrays in enumerate(files):
         image, starts = _image(arrays)
-        file = StagedFile(name=named(0, number), arena_offset=len(arena), size=len(image))
+        file = StagedFile(name=named(number), arena_offset=len(arena), size=len(image))
         arena += image.ljust(-(-len(image) // PAGE) * PAGE, b"\0")
         staged.append(file)
         tensors += [
@@ -208,8 +213,9 @@ class Attempt:
         if self._held is None:
             held = HeldFiles(lambda: self.now)
             if self.resumed_from is not None and self.resumed_from.manifest is not None:
-                [part] = self.resumed_from.manifest.parts
-                held.note(self.resumed_from.name, read_index(self._store, self.resumed_from, part).files)
+                parts = self.resumed_from.manifest.parts
+                indexes = [read_index(self._store, self.resumed_from, part) for part in parts]
+                held.note(self.resumed_from.name, [file for index in indexes for file in index.files])
             self._held = held
         return self._held
 

@@ -1,0 +1,122 @@
+"""What a real process does that ends at a step, or is killed in the middle of saving; run by the fork server.
+
+It writes a line for everything that happens, with one system call, so that all of them are there when it is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotsafe.checkpoint.verify import verify
+from spotsafe.events import CheckpointPublished, Event
+from spotsafe.storage.local import LocalStore
+from spotsafe.storage.retrying import RetryingStore
+from spotsafe.storage.store import Store
+from spotsafe.testing.faults import kill_process
+from tests.crashes.lives import CLEANING, SAVING, Tell, TwoRanks, published, resume
+from tests.crashes.places import Disk
+from tests.crashes.steps import Steps
+from tests.e2e.processes import Launcher, Process
+
+SCRIPT = Path(__file__).with_name("scripts") / "live.py"
+OPTIONS = "CRASH_OPTIONS"
+"""Environment variable: what to do, as JSON."""
+AGED_S = 30_000.0
+"""Seconds of run time from one save to the next: every third save writes the frozen file anew."""
+TRAINING_S = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Event):
+    """The process is in another phase."""
+
+    phase: str
+    detail: str = ""
+
+
+def start(launcher: Launcher, log: Path, options: Mapping[str, object]) -> Process:
+    """A process that does this; what it says is in a file."""
+    log.touch()  # it may be gone before it can
+    return launcher.fork(SCRIPT, log=log, environment={OPTIONS: json.dumps(options)})
+
+
+def kill_myself() -> None:
+    """SIGKILL, at this very instruction."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def say(*words: str) -> None:
+    """A line on standard output, whatever happens next."""
+    os.write(1, (" ".join(words) + "\n").encode())
+
+
+def train(store: Store, tell: Tell, *, saves: int | None = None) -> None:
+    """Look, verify, resume, claim, and save again and again.
+
+    Args:
+        store: the run.
+        tell: receives a `Step` for each phase, and the events of the saves.
+        saves: how many; by default until somebody ends the process.
+    """
+    names = published(store)
+    for name in names:
+        assert verify(store, name) == [], f"{name} is whole"
+    tell(Step(phase="found", detail=" ".join(map(str, names))))
+    newest = resume(store)
+    assert newest == (names[0] if names else None)
+    attempt = TwoRanks(store, tell=tell)
+    assert attempt.resumed_from is None or attempt.resumed_from.name == newest
+    step = 100 if newest is None else newest.step
+    while saves is None or len(attempt.results) < saves:
+        tell(Step(phase="training"))
+        time.sleep(TRAINING_S)
+        step += 1
+        attempt.now += AGED_S
+        tell(Step(phase="saving", detail=str(attempt.name_of(step))))
+        result = attempt.save(step)
+        assert result.published, result
+        assert result.error is None, result
+
+
+def told(event: Event) -> None:
+    """Say an event."""
+    if isinstance(event, Step):
+        say(event.phase, event.detail)
+    else:
+        say(type(event).__name__, event.checkpoint if isinstance(event, CheckpointPublished) else "")
+
+
+class KillAtPhase:
+    """Ends the process when a phase begins for the `count`-th time, from 1, after it was told."""
+
+    def __init__(self, phase: str, count: int) -> None:
+        self._phase, self._left = phase, count
+
+    def __call__(self, event: Event) -> None:
+        told(event)
+        if isinstance(event, Step) and event.phase == self._phase:
+            self._left -= 1
+            if self._left == 0:
+                kill_myself()
+
+
+def main() -> None:
+    """Do what the environment says."""
+    options: dict[str, Any] = json.loads(os.environ[OPTIONS])
+    dies: dict[str, Callable[[], None]] = {"exit": kill_process, "kill": kill_myself}
+    steps = Steps(options.get("at", 0), options.get("kind", "before"), die=dies[options.get("die", "exit")])
+    tell: Tell = told
+    if "phase" in options:
+        tell = KillAtPhase(options["phase"], options["count"])
+    lives: dict[str, Callable[[Store, Tell], object]] = {life.name: life.live for life in (SAVING, CLEANING)}
+    lives["train"] = train
+    with Disk(Path()).faulty(LocalStore(options["url"]), options["level"], steps) as store:
+        lives[options["life"]](RetryingStore(store), tell)
+    say("ended")

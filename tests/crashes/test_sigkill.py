@@ -1,0 +1,133 @@
+"""Real SIGKILL, again and again, of a process that does nothing but save: no torn load, nothing published is lost.
+
+Of every five kills one comes at an instant of our clock; three come at a system call, one of each part of a save; and
+one between two saves. The next process looks, verifies and resumes, and is killed in its turn.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from spotsafe.events import CheckpointPublished, Event, IndexWritten
+from spotsafe.storage.local import LocalStore
+from tests.crashes.lives import Seen, judge, names_in
+from tests.crashes.places import Disk
+from tests.crashes.process import Step, start, train
+from tests.crashes.steps import Steps
+from tests.e2e.processes import Launcher, Process
+from tests.proof import record as write_down
+
+pytestmark = pytest.mark.slow
+
+PHASES = ("writing", "publish", "retention")
+"""Of a save: its files and indexes; what makes it exist; what is deleted behind it."""
+SAVES = 3
+
+
+@dataclass
+class Timeline:
+    """Which system calls an undisturbed process makes in which part of its saves, counted from 1."""
+
+    steps: Steps = field(default_factory=Steps)
+    phase: str = "start"
+    calls: dict[str, list[int]] = field(default_factory=dict)
+    begun: int = 0
+
+    def tell(self, event: Event) -> None:
+        """Another phase begins."""
+        done = len(self.steps.made)
+        self.calls.setdefault(self.phase, []).extend(range(self.begun + 1, done + 1))
+        self.phase, self.begun = phase_after(said(event), self.phase), done
+
+
+def said(event: Event) -> str:
+    """The first word of the line that a process writes for an event."""
+    return event.phase if isinstance(event, Step) else type(event).__name__
+
+
+def phase_after(word: str, before: str) -> str:
+    """Where a process is once it has said this."""
+    words = {"training": "between", "saving": "writing"}
+    words |= {IndexWritten.__name__: "publish", CheckpointPublished.__name__: "retention"}
+    return words.get(word, before)
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+    """Of a process that resumes, and saves three times."""
+    store = LocalStore(tmp_path_factory.mktemp("timeline"))
+    train(store, lambda _: None, saves=SAVES)
+    line = Timeline()
+    with Disk(Path()).faulty(store, "inside", line.steps) as watched:
+        train(watched, line.tell, saves=SAVES)
+    return line.calls
+
+
+@dataclass
+class Campaign:
+    """Kills, and counts what was hit."""
+
+    launcher: Launcher
+    folder: Path
+    calls: dict[str, list[int]]
+    chance: random.Random
+    seen: Seen = field(default_factory=set)
+    hits: Counter[str] = field(default_factory=Counter)
+    checkpoints: int = 0
+
+    def kill(self, number: int) -> None:
+        """Start a process, and kill it; the number decides how."""
+        ways = ("clock", "between", *PHASES)
+        way = ways[number % len(ways)]
+        log = self.folder / f"{number}.log"
+        if way == "clock":
+            process = self._start(log)
+            process.wait(self.chance.uniform(0.0, 0.3))
+            status = process.kill()
+        elif way == "between":
+            status = self._start(log, phase="training", count=self.chance.randint(1, SAVES + 1)).end()
+        else:
+            at, kind = self.chance.choice(self.calls[way]), self.chance.choice(["before", "after"])
+            status = self._start(log, at=at, kind=kind).end()
+        text = log.read_text()
+        assert status == -signal.SIGKILL, text
+        self._judge(text, way)
+
+    def _start(self, log: Path, **options: object) -> Process:
+        run = {"url": str(self.folder / "run"), "life": "train", "level": "inside", "die": "kill", **options}
+        return start(self.launcher, log, run)
+
+    def _judge(self, text: str, way: str) -> None:
+        phase = "start"
+        for line in text.splitlines():
+            word = line.split()[0]
+            phase, names = phase_after(word, phase), names_in(line)
+            if word in {"found", CheckpointPublished.__name__}:
+                self.checkpoints += len(names - self.seen)
+                self.seen |= names
+            if word == "found":  # one of which nobody was told may be among them
+                newest = sorted(self.seen, reverse=True)[:2]
+                assert newest == sorted(names, reverse=True)[:2], "nothing published is lost"
+        assert "Traceback" not in text, text
+        self.hits[phase] += 1
+        self.hits["by the clock"] += way == "clock"
+
+
+@pytest.mark.parametrize("kills", [60, pytest.param(300, marks=pytest.mark.prove)])
+def test_killed_while_saving(
+    launcher: Launcher, calls: dict[str, list[int]], tmp_path: Path, kills: int
+) -> None:
+    """Each process finds the newest two checkpoints that any before it has announced, and all that it finds whole."""
+    campaign = Campaign(launcher, tmp_path, calls, random.Random(kills))
+    for number in range(kills):
+        campaign.kill(number)
+    judge(LocalStore(tmp_path / "run"), campaign.seen)
+    assert all(campaign.hits[phase] >= kills // 20 for phase in ("between", *PHASES)), campaign.hits
+    counts = {name.replace(" ", "_"): count for name, count in campaign.hits.items()}
+    write_down("SIGKILL of a process that saves", kills=kills, **counts, checkpoints=campaign.checkpoints)
