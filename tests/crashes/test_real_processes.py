@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 CRASHED = 9
 """The exit status of `spotsafe.testing.faults.kill_process`."""
 Ends = Callable[..., int]
-SHARE = 60
+SHARE = 120
 """Of the steps one in so many is tried each time; all of them by `make prove`."""
 
 
