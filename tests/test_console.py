@@ -19,6 +19,7 @@ from spotsafe.events import (
     CheckpointPassedOver,
     CheckpointPublished,
     CheckpointRetired,
+    DeleteRefused,
     Event,
     EventSink,
     FileWritten,
@@ -144,6 +145,17 @@ def test_a_start_with_the_values_of_another_run_says_which() -> None:
     (line,) = shown(initialized)
     assert line.endswith(f"(attempt 1), model, ema from runs/a@{NAME}; watching SIGTERM, aws")
     assert "(attempt 1), a, b, c, d and 2 more from" in shown(many)[0]
+
+
+def test_the_first_refused_deletion_has_a_line() -> None:
+    """A bucket that lets nothing be deleted grows for ever: worth one line, and not thousands."""
+    refused = [DeleteRefused(path=f"checkpoints/{name}/x", error="denied") for name in "abc"]
+
+    (line,) = shown(*refused)
+
+    assert line == (
+        "spotsafe: checkpoints/a/x could not be deleted (denied); saving goes on, and what is not needed stays"
+    )
 
 
 def test_nothing_watched_is_said() -> None:

@@ -20,6 +20,7 @@ from spotsafe.events import (
     AttemptSuperseded,
     CheckpointPassedOver,
     CheckpointPublished,
+    DeleteRefused,
     Event,
     IntervalChosen,
     LoopStopped,
@@ -47,11 +48,12 @@ class Lines:
     def __init__(self) -> None:
         self._started: RunStarted | None = None
         self._interval_shown = False
+        self._refusal_shown = False
 
     def render(self, event: Event) -> tuple[int, str] | None:
         """The level and the text of the event's line, or None if it has none."""
         if isinstance(event, RunStarted):
-            self._started, self._interval_shown = event, False
+            self._started, self._interval_shown, self._refusal_shown = event, False, False
             return logging.INFO, _start(event)
         if isinstance(event, RunEnded):
             return logging.INFO, _end(event, started=self._started)
@@ -59,6 +61,10 @@ class Lines:
             # It is chosen anew whenever a save is measured; one line is enough.
             shown, self._interval_shown = self._interval_shown, True
             return None if shown else (logging.INFO, f"saving {event.text}")
+        if isinstance(event, DeleteRefused):
+            # Whoever may not delete one object may not delete the others; the log has each.
+            told, self._refusal_shown = self._refusal_shown, True
+            return None if told else (logging.WARNING, _refused(event))
         warning = _WARNINGS.get(type(event))
         return None if warning is None else (logging.WARNING, warning(event))
 
@@ -271,6 +277,10 @@ def _failed(event: SaveFailed) -> str:
         f"warning: saving step {event.step:,} failed: {event.error}; "
         "training goes on, earlier checkpoints are untouched"
     )
+
+
+def _refused(event: DeleteRefused) -> str:
+    return f"{event.path} could not be deleted ({event.error}); saving goes on, and what is not needed stays"
 
 
 def _passed_over(event: CheckpointPassedOver) -> str:

@@ -277,7 +277,7 @@ def two_starts_with_one_number() -> tuple[Lying, Attempt, Attempt]:
     second_view = Lying()  # it looked before the first had claimed
     second = Attempt(second_view, keep=latest(2), ended=never)
     store.objects[attempt_record(1)] = second_view.objects[attempt_record(1)]
-    second._uploader._store = store
+    second._uploader._store = second._uploader._tidying._store = store
     return store, first, second
 
 
@@ -347,7 +347,7 @@ def test_a_manifest_that_came_after_the_listing_is_not_overwritten() -> None:
         store.objects[late.manifest] = manifest
         return True
 
-    second._uploader._ended = ended
+    second._uploader._tidying._ended = ended
     assert second.save(10).error is None
     assert whole(store) == [10, 7]
 

@@ -292,7 +292,7 @@ def test_a_damaged_manifest_beside_a_lender() -> None:
     second = attempt.save(2, frozen=base(1)).name
     store.objects[second.manifest] = b"?"
     for step in (3, 4):
-        attempt._uploader._known.clear()  # as in a later attempt, which has to read it
+        attempt._uploader._tidying._known.clear()  # as in a later attempt, which has to read it
         attempt.save(step, frozen=base(1))
     assert [verify(store, one.name) for one in attempt.results[-2:]] == [[], []]
     assert files_in(store, owner) == [FIRST, "manifest.json"]

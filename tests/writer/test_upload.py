@@ -486,6 +486,30 @@ def test_refused_deletes_are_not_even_an_error() -> None:
     assert steps(inner) == [1, 2, 3, 4]
 
 
+def test_what_cannot_be_cleaned_is_told_once() -> None:
+    """A bucket that lets nothing be deleted, or listed: not a word at every save, but one again after it went well."""
+    for verb, kind in (("delete", DeleteRefused), ("list", Warned)):
+        refusing, sink = [True], RecordingSink()
+        refuse = fail_at("", StorageRefused("locked"), verb=verb)
+        store = FailingStore(
+            MemoryStore(), fail=lambda *call, no=refuse, on=refusing: no(*call) if on[0] else None
+        )
+        attempt = Attempt(store, emit=sink.emit)
+        refusing[0] = True
+        for step in range(1, 7):
+            assert attempt.save(step).published
+        told = sink.of(kind)
+        assert told
+        assert len({event.path if isinstance(event, DeleteRefused) else 0 for event in told}) == len(told), (
+            verb
+        )
+        refusing[0] = False
+        attempt.save(7)
+        refusing[0] = True
+        attempt.save(8)
+        assert len(sink.of(kind)) == len(told) + 1, verb
+
+
 def test_nothing_of_the_arena_is_held_by_a_failure() -> None:
     """The error in a result keeps no memory of the save alive."""
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from spotsafe.checkpoint import gc
-from spotsafe.checkpoint.candidates import Candidate
 from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
 from spotsafe.checkpoint.index import FileEntry, Index, encode_index
-from spotsafe.checkpoint.layout import CheckpointName, index_file
+from spotsafe.checkpoint.layout import index_file
 from spotsafe.checkpoint.manifest import Health, Manifest, Part, Reference
-from spotsafe.checkpoint.markers import EndedAt, remove_markers
+from spotsafe.checkpoint.markers import EndedAt
 from spotsafe.checkpoint.publish import publish
-from spotsafe.errors import SpotsafeError, StorageError, StorageFull
+from spotsafe.errors import SpotsafeError, StorageError
 from spotsafe.events import (
     AttemptSuperseded,
     CheckpointPublished,
@@ -23,13 +22,13 @@ from spotsafe.events import (
     FileWritten,
     IndexWritten,
     SaveFailed,
-    Warned,
 )
 from spotsafe.storage.store import Store
 from spotsafe.writer.beside import beside
 from spotsafe.writer.health import scan
 from spotsafe.writer.job import FrozenFile, SaveJob, SaveResult, StagedFile
 from spotsafe.writer.lending import Lender
+from spotsafe.writer.tidying import Tidying
 
 Emit = Callable[[Event], object]
 
@@ -74,15 +73,12 @@ class Uploader:
         ended_at: EndedAt | None = None,
     ) -> None:
         self._store = store
-        self._ended, self._ended_at = ended, ended_at
+        self._alone = ended is not None
         self._emit = emit
         self._monotonic = monotonic
         self._lender = Lender(store)
-        self._known: dict[CheckpointName, Candidate] = {}
-        self._leftovers: dict[CheckpointName, bool] = {}  # failed save -> whether its manifest was tried
+        self._tidying = Tidying(store, emit=emit, ended=ended, ended_at=ended_at)
         self._marked = False
-        self._swept = False
-        self._warned: set[str] = set()
 
     def run(self, job: SaveJob, arena: memoryview, frozen: memoryview | None = None) -> SaveResult:
         """Make the checkpoint exist, then apply retention if this attempt is the newest.
@@ -184,14 +180,13 @@ class Uploader:
 
     def _publish(self, job: SaveJob, manifest: Manifest, progress: _Progress) -> None:
         progress.manifest_tried = True
-        alone = self._ended is not None
-        outcome = publish(self._store, manifest, mark=not self._marked, single_writer=alone)
+        outcome = publish(self._store, manifest, mark=not self._marked, single_writer=self._alone)
         progress.published = outcome.published
         progress.superseded_by = outcome.superseded_by
         progress.write_s = self._monotonic() - progress.started
         if outcome.published:
             self._marked = self._marked or outcome.trouble is None
-            self._known[job.name] = Candidate(name=job.name, manifest=manifest)
+            self._tidying.note_published(manifest)
             self._lender.note_published(job.name)
             self._emit(
                 CheckpointPublished(
@@ -207,90 +202,25 @@ class Uploader:
         if outcome.trouble is not None:
             raise outcome.trouble
         if outcome.may_delete:
-            self._clean(job)
-
-    def _clean(self, job: SaveJob) -> None:
-        """Delete what is not needed any more: only after the second look of rule 4 found no newer attempt."""
-        for name, tried in list(self._leftovers.items()):
-            if tried and self._ended is not None:
-                continue  # its manifest may still arrive, and nothing would refuse it: left for after our end
-            gc.discard(self._store, name, manifest_tried=tried, on_event=self._emit)
-            del self._leftovers[name]
-        may_delete = self._may_delete(job.name)
-        if not self._swept:
-            gc.sweep(
-                self._store,
-                attempt=job.name.attempt,
-                on_event=self._emit_once,
-                known=self._known,
-                may_delete=may_delete,
+            self._tidying.after_publish(
+                job.name,
                 now=job.created,
+                retention=gc.Retention(
+                    keep=job.keep,
+                    resumed_from=job.resumed_from,
+                    passed_over=job.passed_over,
+                    rollbacks=job.rollbacks,
+                ),
             )
-            self._remove_markers(job, may_delete)
-            self._swept = True
-        gc.apply_retention(
-            self._store,
-            attempt=job.name.attempt,
-            retention=gc.Retention(
-                keep=job.keep,
-                resumed_from=job.resumed_from,
-                passed_over=job.passed_over,
-                rollbacks=job.rollbacks,
-            ),
-            on_event=self._emit_once,
-            known=self._known,
-            may_delete=may_delete,
-            now=job.created,
-        )
-
-    def _remove_markers(self, job: SaveJob, may_delete: gc.MayDelete) -> None:
-        if self._ended_at is not None:
-            remove_markers(
-                self._store,
-                attempt=job.name.attempt,
-                ended_at=self._ended_at,
-                now=job.created,
-                on_event=self._emit_once,
-                known=self._known,
-                may_delete=may_delete,
-            )
-
-    def _may_delete(self, mine: CheckpointName) -> gc.MayDelete:
-        ended = self._ended
-        if ended is None:
-            return gc.anything
-        return lambda name: (
-            (name.attempt, name.nonce) == (mine.attempt, mine.nonce)
-            or (name.attempt < mine.attempt and ended(name.attempt))
-        )
-
-    def _emit_once(self, event: Event) -> None:
-        """What keeps retention from deleting keeps it at every save; once is enough to be warned."""
-        if isinstance(event, Warned):
-            if event.message in self._warned:
-                return
-            self._warned.add(event.message)
-        self._emit(event)
 
     def _report(self, job: SaveJob, progress: _Progress, error: BaseException) -> None:
         text = str(error) or type(error).__name__
         if progress.published:
-            message = f"checkpoint {job.name} is published, but cleaning up after it failed: {text}"
-            self._emit(Warned(message=message))
+            self._tidying.tell_failure(job.name, error)
             return
         self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=text))
         if isinstance(error, Exception):
-            self._remember(job, progress, error)
-
-    def _remember(self, job: SaveJob, progress: _Progress, error: Exception) -> None:
-        """A failed save's files go after the next publish; at once if it is their space that is missing."""
-        self._leftovers[job.name] = progress.manifest_tried
-        if isinstance(error, StorageFull) and not (progress.manifest_tried and self._ended is not None):
-            try:
-                gc.discard(self._store, job.name, manifest_tried=progress.manifest_tried, on_event=self._emit)
-                del self._leftovers[job.name]
-            except Exception:  # noqa: BLE001 - the save has failed already; this is tried again later
-                _log.debug("could not delete the files of %s yet", job.name, exc_info=True)
+            self._tidying.note_failed(job.name, manifest_tried=progress.manifest_tried, error=error)
 
 
 def _staged_frozen(file: FrozenFile, frozen: memoryview | None) -> memoryview | None:
