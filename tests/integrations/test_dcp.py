@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,17 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 import spotsafe
 from spotsafe.checkpoint.candidates import candidates, look
 from spotsafe.checkpoint.catalog import resolve
+from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.checkpoint.verify import verify
-from spotsafe.errors import StateMismatch
+from spotsafe.clock import SystemClock
+from spotsafe.errors import StateMismatch, StorageUnavailable
 from spotsafe.integrations.dcp import SpotsafeReader, SpotsafeWriter
+from spotsafe.integrations.dcp_attempt import known_attempt
 from spotsafe.integrations.dcp_writer import step_of
+from spotsafe.ledger import occupancy
+from spotsafe.ledger.reading import read_end, read_heartbeat
 from spotsafe.storage.open import open_store
+from spotsafe.testing.faults import FailingStore
 from spotsafe.testing.memory import MemoryStore
 from tests import independent_reader
 from tests.session.rig import Net, Program
@@ -200,6 +207,118 @@ def test_a_newer_writer_ends_the_older_one(tmp_path):
     with pytest.raises(CheckpointException, match="Superseded"):
         dcp.save({"w": torch.ones(1)}, checkpoint_id="2", storage_writer=old, no_dist=True)
     assert resolve(open_store(str(tmp_path))).name.attempt == 2
+
+
+def write(writer: SpotsafeWriter, step: int, **values: Any) -> None:
+    dcp.save({"w": torch.ones(2), **values}, checkpoint_id=f"{step}", storage_writer=writer, no_dist=True)
+
+
+def test_a_run_of_a_session_is_not_joined(tmp_path):
+    """Its program could not resume from what DCP saves; who wants it all the same says so."""
+    with Program().session(tmp_path):
+        pass
+
+    with Program().session(tmp_path) as run:
+        for _ in run.range(1):
+            pass
+    with pytest.raises(
+        CheckpointException, match="is the run of a session, whose newest checkpoint is a000002"
+    ):
+        write(SpotsafeWriter(tmp_path), 5)
+    assert look(open_store(str(tmp_path))).highest == 2
+    write(SpotsafeWriter(tmp_path, takeover=True), 5)
+    assert resolve(open_store(str(tmp_path))).name.attempt == 3
+
+
+def test_another_job_that_beats_is_not_superseded(tmp_path, monkeypatch):
+    """A writer's heartbeat tells another job that the run is in use, until it is closed."""
+    first = SpotsafeWriter(tmp_path)
+    write(first, 1)
+    store = open_store(str(tmp_path))
+    assert known_attempt(first._token).ledger.flush()
+    beats = iter(range(100))
+    monkeypatch.setattr(occupancy, "read_heartbeat", lambda *_: b"%d" % next(beats))
+    monkeypatch.setattr("sys.argv", ["another.py"])
+
+    monkeypatch.setattr(SystemClock, "wait", lambda *_: False)
+    with pytest.raises(CheckpointException, match=r"is in use: attempt 1 of another job .* is alive"):
+        write(SpotsafeWriter(tmp_path), 2)
+    monkeypatch.undo()
+    assert read_heartbeat(store, 1) is not None
+    first.close()
+    monkeypatch.setattr("sys.argv", ["another.py"])
+    write(SpotsafeWriter(tmp_path), 2)
+
+    assert resolve(store).name.attempt == 2
+
+
+def test_the_end_of_a_writer_is_on_record(tmp_path):
+    """By `close`, or when nobody holds the writer any more; a closed one saves nothing."""
+    store = open_store(str(tmp_path))
+    first, second = SpotsafeWriter(tmp_path), SpotsafeWriter(tmp_path)
+    write(first, 3)
+    first.close()
+    write(second, 4)
+    ledger = known_attempt(second._token).ledger
+    del second
+    gc.collect()
+
+    assert ledger.close()
+    for attempt, step in ((1, 3), (2, 4)):
+        end = read_end(store, attempt)
+        assert end is not None
+        assert (end.outcome, end.step, end.published) == ("left", step, 1)
+    with pytest.raises(CheckpointException, match="this writer is closed"):
+        write(first, 5)
+
+
+def test_leftovers_of_older_attempts_are_swept(tmp_path):
+    """Behind its first publish, and not what is published."""
+    write(SpotsafeWriter(tmp_path), 1)
+    (name,) = look(open_store(str(tmp_path))).names
+    torn = CheckpointName(1, 2, 2, name.nonce)
+    store = open_store(str(tmp_path))
+    store.put(torn.file("data-00000-000.safetensors"), b"half")
+
+    write(SpotsafeWriter(tmp_path), 2)
+
+    assert [entry.path for entry in store.list(torn.folder)] == [torn.manifest]
+    assert verify(store, name) == []
+
+
+def test_what_stops_being_finite_is_unhealthy(tmp_path, capsys):
+    """Said when it is saved, and in the manifest; a mask of infinities that was always there is none."""
+    writer, mask = SpotsafeWriter(tmp_path), torch.full((2, 2), -torch.inf)
+    write(writer, 1, mask=mask)
+    write(writer, 2, mask=mask, w=torch.tensor([1.0, torch.nan]))
+    later = SpotsafeWriter(tmp_path)
+    write(later, 3, mask=mask, w=torch.tensor([torch.inf, 1.0], dtype=torch.bfloat16))
+    write(later, 4, mask=mask)
+
+    store = open_store(str(tmp_path))
+    found = {step: resolve(store, step).manifest for step in (1, 2, 3, 4)}
+    assert {step: one.health.healthy for step, one in found.items() if one} == {
+        1: True, 2: False, 3: False, 4: True,
+    }  # fmt: skip
+    assert found[2] is not None
+    assert found[2].health.nonfinite == ("mask", "w")
+    assert capsys.readouterr().err.count("is unhealthy: NaN or infinity in w\n") == 2
+
+
+def test_a_cleanup_that_fails_is_no_failed_save(tmp_path, capsys):
+    """The checkpoint is there; what could not be deleted is told once."""
+    inner = MemoryStore()
+    first = SpotsafeWriter(inner, keep=2)
+    write(first, 1)
+    refusing = FailingStore(
+        inner, fail=lambda verb, *_: StorageUnavailable("down") if verb == "delete" else None
+    )
+    writer = SpotsafeWriter(refusing, keep=2)
+    for step in range(2, 7):
+        write(writer, step)
+
+    assert [name.step for name in look(inner).names] == [6, 5, 4, 3, 2, 1]
+    assert capsys.readouterr().err.count("cleaning up after it failed") == 1
 
 
 def test_async_save(tmp_path):

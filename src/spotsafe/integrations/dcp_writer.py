@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +22,15 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from spotsafe.checkpoint import gc
-from spotsafe.checkpoint.attempts import AttemptRecord
-from spotsafe.checkpoint.candidates import candidates, look
 from spotsafe.checkpoint.catalog import run_url
-from spotsafe.checkpoint.claim import claim, is_exclusive
 from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
 from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, encode_index, tiling_problem
 from spotsafe.checkpoint.layout import CheckpointName, index_file
 from spotsafe.checkpoint.manifest import Health, Manifest, Part
-from spotsafe.checkpoint.publish import publish
-from spotsafe.errors import StorageError, Superseded, UnsupportedFormat, UnsupportedState
+from spotsafe.errors import StorageError, UnsupportedState
 from spotsafe.exchange.dcp_names import nest
-from spotsafe.identity import Identity, new_nonce
+from spotsafe.identity import new_nonce
+from spotsafe.integrations.dcp_attempt import REASON, attempt_of, end_attempt, known_attempt, spans_of
 from spotsafe.policy.retention import Keep, parse_keep
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
@@ -41,6 +38,8 @@ from spotsafe.tensors.plan import MAX_FILE_BYTES, SavePlan as FilePlan, TensorSp
 from spotsafe.tensors.staging import stage
 from spotsafe.tensors.tree import PLAIN, Capture, Collector, Json, NamedTensor, dtype_name
 from spotsafe.writer.arena import Arena
+from spotsafe.writer.beside import beside
+from spotsafe.writer.health import scan
 
 _NUMBER = re.compile(r"(\d+)/*$")
 
@@ -65,21 +64,8 @@ class _Written:
     """fqn -> typed JSON; a tensor is a reference."""
     part: Part | None
     """The rank's index. The coordinator writes its own at the end; a rank without tensors has none."""
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What a process claimed for a writer."""
-
-    record: AttemptRecord
-    alone: bool
-    """The store cannot refuse to create what is there (rule 12): nothing of others is deleted on it."""
-    saves: int = 0
-    marked: bool = False
-
-
-_attempts: dict[str, _Attempt] = {}
-_lock = threading.Lock()
+    nonfinite: frozenset[str]
+    """Names of tensors of which this rank wrote a NaN or an infinity."""
 
 
 @dataclass(slots=True)
@@ -106,11 +92,16 @@ class SpotsafeWriter(StorageWriter):
     `dcp.async_save`, with and without a process group. Tensors of which every rank holds a shard are stored as
     slices; whole tensors that are one in memory once.
 
+    From the claim on a heartbeat tells other jobs that the run is in use, until `close`, the end of the writer or
+    of the process. The first save deletes what older attempts left behind unpublished. A checkpoint with a NaN or an
+    infinity in a tensor that was finite before is marked as unhealthy, and warned of.
+
     Args:
         url: the run: a path, an fsspec url or a `Store`; the same on all ranks.
         step: of the next saves. Where the `checkpoint_id` of a save ends in a number, that is its step.
         keep: which older checkpoints stay, as for a session; None keeps all.
         max_file_bytes: a data file is not larger, unless a single row is.
+        takeover: save also where another job seems to be alive, or where the newest checkpoint is a session's.
     """
 
     def __init__(
@@ -120,6 +111,7 @@ class SpotsafeWriter(StorageWriter):
         step: int | None = None,
         keep: Keep | int | None = None,
         max_file_bytes: int = MAX_FILE_BYTES,
+        takeover: bool = False,
     ) -> None:
         self.step = step
         self.checkpoint_id: str | os.PathLike[str] | None = None
@@ -127,7 +119,14 @@ class SpotsafeWriter(StorageWriter):
         self._url, self._max_file_bytes = run_url(url), max_file_bytes
         self._keep = None if keep is None else parse_keep(keep)
         self._token = new_nonce()  # tells this writer from another one, in whatever process it is used
+        self._takeover = takeover
         self._written: set[CheckpointName] = set()
+        # Not of copies that travel to another process, at every save a new one: there the process's end counts.
+        weakref.finalize(self, end_attempt, self._token, timeout_s=0.0).atexit = False
+
+    def close(self) -> None:
+        """Record the end of the attempt, so that the next job need not wait for a heartbeat. Nothing is saved after."""
+        end_attempt(self._token, timeout_s=10.0)
 
     # -- what torch.distributed.checkpoint calls, in this order ---
 
@@ -153,7 +152,12 @@ class SpotsafeWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Claim the run if that is not done, and name the checkpoint (coordinator)."""
+        """Claim the run if that is not done, and name the checkpoint (coordinator).
+
+        Raises:
+            RunInUse: another job is alive on the run, or it is a session's.
+            ValueError: nobody says which step it is, or the writer is closed.
+        """
         name, world_size = self._next_name(), len(plans)
         return [
             dataclasses.replace(plan, storage_data=_Assignment(name=name, rank=rank, world_size=world_size))
@@ -196,18 +200,10 @@ class SpotsafeWriter(StorageWriter):
         store, first = open_store(self._url), ranks[0].assignment
         part = _write_index(store, first, _first_index(metadata, ranks))
         parts = (part, *(one.part for one in ranks if one.part is not None))
-        attempt = _attempts[self._token]
-        manifest = _manifest(attempt.record.run, first, parts, ranks)
-        outcome = publish(store, manifest, mark=not attempt.marked, single_writer=attempt.alone)
-        attempt.marked = attempt.marked or (outcome.published and outcome.trouble is None)
+        attempt = known_attempt(self._token)
+        health = attempt.health(first.name, frozenset().union(*(one.nonfinite for one in ranks)))
         metadata.storage_meta = self.storage_meta()
-        if outcome.superseded_by is not None:
-            raise Superseded(
-                f"attempt {outcome.superseded_by} of {store.url} has been started; save no more here"
-            )
-        if outcome.may_delete and self._keep is not None and not attempt.alone:
-            retention = gc.Retention(keep=self._keep, resumed_from=None, rollbacks=attempt.record.rollbacks)
-            gc.apply_retention(store, attempt=manifest.attempt, retention=retention, on_event=lambda _: None)
+        attempt.publish(_manifest(attempt.record.run, first, parts, ranks, health), keep=self._keep)
 
     def storage_meta(self) -> StorageMeta:
         """What DCP hands to planners and shows."""
@@ -227,12 +223,7 @@ class SpotsafeWriter(StorageWriter):
             raise ValueError(
                 f"which step is this? End checkpoint_id in a number (got {self.checkpoint_id!r}), or set step="
             )
-        with _lock:
-            if self._token not in _attempts:
-                _attempts[self._token] = _claim(open_store(self._url))
-            attempt = _attempts[self._token]
-            attempt.saves += 1
-            return CheckpointName(attempt.record.attempt, step, attempt.saves, attempt.record.nonce)
+        return attempt_of(self._token, open_store(self._url), takeover=self._takeover).next_name(step)
 
     def _write(self, assignment: _Assignment, collected: _Collected) -> _Written:
         store = open_store(self._url)
@@ -240,14 +231,18 @@ class SpotsafeWriter(StorageWriter):
         arena = Arena(plan.arena_size)
         try:
             stage(plan, capture, arena.view)
-            files = tuple(
-                _write_file(
-                    store,
-                    assignment.name.file(file.name),
-                    arena.view[file.arena_offset : file.arena_offset + file.size],
+            with beside(plan.arena_size) as begin:
+                spans = tuple(spans_of(plan.files, plan.tensors))
+                scanned = begin(partial(scan, spans, arena=arena.view))
+                files = tuple(
+                    _write_file(
+                        store,
+                        assignment.name.file(file.name),
+                        arena.view[file.arena_offset : file.arena_offset + file.size],
+                    )
+                    for file in plan.files
                 )
-                for file in plan.files
-            )
+                nonfinite = scanned.result().state
         finally:
             arena.close()
         part = None
@@ -255,7 +250,12 @@ class SpotsafeWriter(StorageWriter):
             index = Index(rank=assignment.rank, block_size=BLOCK, files=files, tensors=plan.tensors)
             part = _write_index(store, assignment, index)
         return _Written(
-            assignment=assignment, files=files, tensors=plan.tensors, nodes=collected.nodes, part=part
+            assignment=assignment,
+            files=files,
+            tensors=plan.tensors,
+            nodes=collected.nodes,
+            part=part,
+            nonfinite=nonfinite,
         )
 
 
@@ -263,22 +263,6 @@ def step_of(checkpoint_id: str | os.PathLike[str]) -> int | None:
     """The number at the end of an id, such as 4000 of ``run/step-4000``."""
     match = _NUMBER.search(os.fspath(checkpoint_id))
     return None if match is None else int(match[1])
-
-
-def _claim(store: Store) -> _Attempt:
-    listing = look(store)
-    newest = next(candidates(store, listing), None)
-    if newest is not None and isinstance(newest.fault, UnsupportedFormat):
-        raise newest.fault
-    record = claim(
-        store,
-        listing=listing,
-        identity=Identity.of_this_process(),
-        newest_seen=None if newest is None else str(newest.name),
-        wall=time.time(),
-        run=None if newest is None or newest.manifest is None else newest.manifest.run,
-    )
-    return _Attempt(record=record, alone=not is_exclusive(store, record))
 
 
 def _collect(item: WriteItem, planner: SavePlanner, collected: _Collected) -> None:
@@ -361,7 +345,9 @@ def _first_index(metadata: Metadata, ranks: Sequence[_Written]) -> Index:
     return index
 
 
-def _manifest(run: str, first: _Assignment, parts: tuple[Part, ...], ranks: Iterable[_Written]) -> Manifest:
+def _manifest(
+    run: str, first: _Assignment, parts: tuple[Part, ...], ranks: Iterable[_Written], health: Health
+) -> Manifest:
     name = first.name
     return Manifest(
         run=run,
@@ -372,8 +358,8 @@ def _manifest(run: str, first: _Assignment, parts: tuple[Part, ...], ranks: Iter
         parent=None,
         created=time.time(),
         world_size=first.world_size,
-        reason="dcp",
-        health=Health(healthy=True),
+        reason=REASON,
+        health=health,
         parts=parts,
         total_bytes=sum(file.size for one in ranks for file in one.files),
     )
