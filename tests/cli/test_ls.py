@@ -25,7 +25,7 @@ def test_lists_newest_first_with_all_that_people_look_for(tmp_path, call):
 
     assert result.exit_code == 0, result.output
     header, newest, older = result.stdout.splitlines()
-    assert header.split()[:4] == ["step", "age", "size", "health"]
+    assert header.split()[:4] == ["step", "age", "stored", "health"]
     assert newest.split()[0] == "200"
     assert "1 min ago" in newest
     assert "ok" in newest
@@ -66,7 +66,9 @@ def test_json_has_a_stable_schema(tmp_path, call):
     assert (published["usable"], published["healthy"], published["problem"]) == (True, True, "")
     assert published["metrics"] == {"loss": None}
     assert published["reason"] == "interval"
-    assert published["bytes"] > 4096
+    assert published["stored_bytes"] == sum(
+        path.stat().st_size for path in (tmp_path / "checkpoints" / published["name"]).iterdir()
+    )
 
 
 def test_lists_the_runs_of_a_folder(tmp_path, call):

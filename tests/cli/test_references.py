@@ -35,7 +35,11 @@ def test_show_says_what_it_refers_to(saved: tuple[LocalStore, list[CheckpointNam
     first = json.loads(call("show", f"{store.url}@1", "--json").stdout)
     found = json.loads(call("show", store.url, "--json").stdout)
     assert found["name"] == str(newest)
-    assert found["bytes"] == first["bytes"]
+    assert found["data_bytes"] == first["data_bytes"]
+    assert (first["referred_bytes"], found["referred_bytes"]) == (
+        0,
+        store.size(owner.file(frozen_file(0, 0))),
+    )
     assert found["references"] == [f"{owner}/{frozen_file(0, 0)}"]
     assert first["references"] == []
     assert "base" in [tensor["name"] for tensor in found["tensors"]]

@@ -21,7 +21,7 @@ def test_shows_tensors_and_keys_of_the_latest(tmp_path, call):
     assert "scheduler.last_epoch" in result.stdout
     weight = next(line for line in result.stdout.splitlines() if line.startswith("model.weight"))
     assert weight.split() == ["model.weight", "float32", "2x3", "24", "bytes", "parameter"]
-    assert "2 tensors, 9 elements" in result.stdout
+    assert "2 tensors, 9 elements, 36 bytes in data files of 4.1 kB" in result.stdout
 
 
 def test_a_scalar_has_a_shape_too(tmp_path, call):
@@ -38,6 +38,8 @@ def test_json_holds_all_of_it(tmp_path, call):
     answer = json.loads(call("show", f"{tmp_path}@5", "--json").stdout)
 
     assert (answer["name"], answer["step"], answer["metrics"]) == (str(name), 5, {"val_loss": 0.5})
+    assert answer["tensor_bytes"] == sum(tensor["tensor_bytes"] for tensor in answer["tensors"])
+    assert (answer["data_bytes"], answer["referred_bytes"]) == (4096 + answer["tensor_bytes"], 0)
     assert answer["state"] == [
         "optimizer.param_groups",
         "run.positions",
@@ -50,7 +52,7 @@ def test_json_holds_all_of_it(tmp_path, call):
         "dtype": "float32",
         "shape": [2, 3],
         "role": "parameter",
-        "bytes": 24,
+        "tensor_bytes": 24,
         "files": ["data-00000-000.safetensors"],
     }
 

@@ -123,7 +123,7 @@ def _is_exclusive(store: Store, found: Survey) -> bool:
 def _record(item: Item, *, gone: bool) -> dict[str, Any]:
     return {
         "path": item.path,
-        "bytes": item.bytes,
+        "stored_bytes": item.bytes,
         "delete": item.delete,
         "gone": gone,
         "reason": item.reason,
@@ -146,13 +146,13 @@ def _print(
     rows = [
         (
             words[record["delete"], record["gone"]],
-            human.size(record["bytes"]),
+            human.size(record["stored_bytes"]),
             record["path"],
             record["reason"],
         )
         for record in records
     ]
-    print_table(("", "size>", "path", "because"), rows)
+    print_table(("", "stored>", "path", "because"), rows)
     for one in refused:
         say(f"the store did not let go of {one['path']}: {one['error']}", err=True)
     if found.obstacle:

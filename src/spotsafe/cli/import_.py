@@ -75,7 +75,7 @@ def command(
         raise click.ClickException(f"{source} cannot be read: {error}") from error
     if as_json:
         print_json({"url": store.url, "checkpoint": str(done.name), "step": step, "tensors": done.tensors,
-                    "stored_bytes": done.total_bytes, "objects": dict(done.objects),
+                    "data_bytes": done.total_bytes, "objects": dict(done.objects),
                     "unordered": dict(done.unordered)})  # fmt: skip
         return
     objects = ", ".join(f"{key} ({kind})" for key, kind in done.objects.items())

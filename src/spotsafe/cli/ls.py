@@ -25,9 +25,9 @@ _REMARKS = {"set_aside": "set aside by a rollback", "pinned": "pinned by a reade
 def command(target: str, *, everything: bool, as_json: bool) -> None:
     """List the checkpoints of a run, newest first, or the runs of a folder.
 
-    Of a run: step, age, size, health, metrics, and remarks: why a checkpoint is not usable, as far as listing the
-    folder and reading the manifests tells (`spotsafe verify` reads everything), whether a rollback set it aside,
-    whether a reader pinned it.
+    Of a run: step, age, what is stored in its folder (not what it refers to in others), health, metrics, and remarks:
+    why a checkpoint is not usable, as far as listing the folder and reading the manifests tells (`spotsafe verify`
+    reads everything), whether a rollback set it aside, whether a reader pinned it.
     """
     store, selector = open_target(target)
     if selector is not None:
@@ -49,7 +49,7 @@ def _show_checkpoints(store: Store, *, everything: bool, as_json: bool) -> None:
         say(f"{store.url}: no checkpoint yet")
         return
     print_table(
-        ("step>", "age>", "size>", "health", "metrics", "checkpoint", "remarks"),
+        ("step>", "age>", "stored>", "health", "metrics", "checkpoint", "remarks"),
         [_cells(record) for record in records],
     )
 
@@ -65,7 +65,7 @@ def _record(row: Row, *, now: float) -> dict[str, Any]:
         "problem": row.problem,
         "set_aside": row.set_aside,
         "pinned": row.pinned,
-        "bytes": row.stored_bytes,
+        "stored_bytes": row.stored_bytes,
         "created": manifest.created if manifest else None,
         "age_s": max(0.0, now - manifest.created) if manifest else None,
         "reason": manifest.reason if manifest else None,
@@ -79,7 +79,7 @@ def _cells(record: dict[str, Any]) -> tuple[str, ...]:
     health = {True: "ok", False: "not finite", None: "-"}[record["healthy"]]
     metrics = " ".join(f"{key}={value:.6g}" for key, value in record["metrics"].items())
     age = "-" if record["age_s"] is None else human.age(record["age_s"])
-    size = human.size(record["bytes"])
+    size = human.size(record["stored_bytes"])
     remarks = [record["problem"]] if record["problem"] else []
     remarks += [_REMARKS[member] for member in _REMARKS if record[member]]
     return (str(record["step"]), age, size, health, metrics, record["name"], "; ".join(remarks))

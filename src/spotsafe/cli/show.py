@@ -26,7 +26,8 @@ _SHOWN = 40  # names of what is no tensor; --json has all of them
 def command(target: str, *, as_json: bool) -> None:
     """Show what is in one checkpoint: tensors with dtype, shape and size, and the names of all other state.
 
-    Without @ it is the latest of the run. No tensor is read. The names are what `spotsafe.load` takes.
+    Without @ it is the latest of the run. No tensor is read. Data files hold the tensors and headers; those of frozen
+    tensors may lie with another checkpoint. The names are what `spotsafe.load` takes.
     """
     store, selector = open_target(target)
     candidate = chosen(store, selector)
@@ -37,7 +38,9 @@ def command(target: str, *, as_json: bool) -> None:
     named = contents(indexes, checkpoint=str(manifest.name))
     keys = sorted(named.values.keys() - {tensor["name"] for tensor in tensors})
     if as_json:
-        print_json({"url": store.url, **_header(manifest), "tensors": tensors, "state": keys})
+        total = sum(tensor["tensor_bytes"] for tensor in tensors)
+        head = {"url": store.url, **_header(manifest), "tensor_bytes": total}
+        print_json({**head, "tensors": tensors, "state": keys})
     else:
         _print(manifest, tensors=tensors, keys=keys)
 
@@ -57,7 +60,8 @@ def _header(manifest: Manifest) -> dict[str, Any]:
         "nonfinite": list(manifest.health.nonfinite),
         "nonfinite_buffers": list(manifest.health.nonfinite_buffers),
         "metrics": dict(manifest.metrics),
-        "bytes": manifest.needed_bytes,
+        "data_bytes": manifest.needed_bytes,
+        "referred_bytes": manifest.needed_bytes - manifest.total_bytes,
         "references": [f"{one.checkpoint}/{one.file}" for one in manifest.references],
     }
 
@@ -67,14 +71,14 @@ def _merged(indexes: Sequence[Index]) -> list[dict[str, Any]]:
     records: dict[str, dict[str, Any]] = {}
     for entry in (tensor for index in indexes for tensor in index.tensors):
         record = records.setdefault(entry.name, _tensor(entry))
-        record["bytes"] += sum(piece.nbytes for piece in entry.slices)
+        record["tensor_bytes"] += sum(piece.nbytes for piece in entry.slices)
         record["files"] = sorted({*record["files"], *(piece.file for piece in entry.slices)})
     return [records[name] for name in sorted(records)]
 
 
 def _tensor(entry: TensorEntry) -> dict[str, Any]:
     facts = {"name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "role": entry.role}
-    return {**facts, "bytes": 0, "files": []}
+    return {**facts, "tensor_bytes": 0, "files": []}
 
 
 def _lent(manifest: Manifest) -> dict[str, str]:
@@ -102,7 +106,8 @@ def _print(manifest: Manifest, *, tensors: Sequence[Mapping[str, Any]], keys: Se
     for name, text in facts.items():
         say(f"{name}: {text}")
     elements = sum(math.prod(tensor["shape"]) for tensor in tensors)
-    size = human.size(manifest.needed_bytes)
+    size = human.size(sum(tensor["tensor_bytes"] for tensor in tensors))
+    stored = f"in data files of {human.size(manifest.needed_bytes)}"
     more = f", ... ({len(keys) - _SHOWN} more with --json)" if len(keys) > _SHOWN else ""
     say(f"state: {', '.join(keys[:_SHOWN]) or 'none besides tensors'}{more}")
     say("")
@@ -113,10 +118,10 @@ def _print(manifest: Manifest, *, tensors: Sequence[Mapping[str, Any]], keys: Se
                 tensor["name"],
                 tensor["dtype"],
                 "x".join(map(str, tensor["shape"])) or "scalar",
-                human.size(tensor["bytes"]),
+                human.size(tensor["tensor_bytes"]),
                 tensor["role"],
             )
             for tensor in tensors
         ],
-        title=f"{human.count(len(tensors), 'tensor')}, {elements:,} elements, {size}",
+        title=f"{human.count(len(tensors), 'tensor')}, {elements:,} elements, {size} {stored}",
     )
