@@ -11,6 +11,7 @@ from typing import Any
 from spotsafe import events as ev
 from spotsafe.activity import Activity
 from spotsafe.attempt import Attempt
+from spotsafe.checkpoint.catalog import refuse_parent
 from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.errors import RestartLoop
 from spotsafe.events import Event, Fanout
@@ -53,11 +54,13 @@ def begin_attempt(setting: Setting) -> Attempt:
     """Watch, claim, restore.
 
     Raises:
+        ValueError: the folder holds runs.
         SpotsafeError: see `claim_attempt` and `load_newest`; nothing keeps running then.
     """
     options, fanout = setting.options, setting.fanout
     entered_at = options.clock.monotonic()
     emit = once(fanout.emit)
+    refuse_parent(setting.store)
     with ExitStack() as stack:
         watch = _start_watch(options, fanout, stack)
         claimed = claim_attempt(

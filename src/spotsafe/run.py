@@ -135,6 +135,7 @@ class Run:
         """Claim an attempt, restore the state and start watching.
 
         Raises:
+            ValueError: the url is a folder that holds runs.
             RunInUse: this process already has a session on the run, or another job runs on it.
             SpotsafeError: see `spotsafe.opening`.
         """

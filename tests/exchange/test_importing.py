@@ -286,6 +286,16 @@ def test_a_run_is_never_written_into(tmp_path, call):
     assert call("import", written(tmp_path, "pt", weights()), f"{tmp_path / 'run'}@3").exit_code == 2
 
 
+def test_a_folder_with_runs_gets_no_run(tmp_path, call):
+    """As for a session."""
+    path = written(tmp_path, "pt", weights())
+    assert call("import", path, tmp_path / "runs" / "one").exit_code == 0
+
+    result = call("import", path, tmp_path / "runs")
+
+    assert (result.exit_code, "is no run but a folder with runs" in result.stderr) == (2, True)
+
+
 # -- hostile files -----------------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,36 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"precious"
 
 
+def test_a_folder_that_holds_runs_is_no_run(tmp_path: Path) -> None:
+    """A forgotten name would begin a run among runs, which nobody lists and nobody finds again."""
+    trained(str(tmp_path / "runs" / "gpt"))
+    (tmp_path / "runs" / "notes.txt").write_text("x")
+    (tmp_path / "runs" / "a b").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(
+        ValueError, match=r"runs is no run but a folder with runs, such as .*/runs/gpt; name one"
+    ):
+        Program().session(tmp_path / "runs").start()
+    assert sorted(tmp_path.rglob("*")) == before
+    with Program().session(tmp_path / "runs" / "other") as run:
+        assert run.attempt == 1
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "link").symlink_to(tmp_path / "runs" / "gpt")
+    with Program().session(tmp_path / "beside") as run:
+        assert run.attempt == 1, "a link is not followed, and what is no run is nobody's business"
+
+
+def test_a_store_that_cannot_say_whether_it_holds_runs() -> None:
+    """No answer is no permission."""
+    inner = MemoryStore()
+    store = FailingStore(
+        inner, fail=lambda name, *_: spotsafe.StorageUnavailable("down") if name == "names" else None
+    )
+    start_fails(store, spotsafe.StorageUnavailable)
+    assert not inner.objects
+
+
 def test_a_protocol_that_nobody_knows() -> None:
     """A typing error in a url is no folder of that name."""
     with pytest.raises(ValueError, match="s33"):

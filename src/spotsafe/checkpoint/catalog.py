@@ -25,10 +25,18 @@ from spotsafe.checkpoint.candidates import (
     read_many,
     with_its_pin,
 )
-from spotsafe.checkpoint.layout import ATTEMPTS, CHECKPOINTS, CheckpointName
+from spotsafe.checkpoint.layout import ATTEMPTS, CHECKPOINTS, CheckpointName, parse_attempt
 from spotsafe.checkpoint.manifest import Manifest
 from spotsafe.checkpoint.pins import READER, pinned_manifest, read_pins
-from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, NoUsableCheckpoint, UnsupportedFormat
+from spotsafe.errors import (
+    CheckpointNotFound,
+    DamagedCheckpoint,
+    NoUsableCheckpoint,
+    StorageLinked,
+    StorageNotFolder,
+    StorageRefused,
+    UnsupportedFormat,
+)
 from spotsafe.storage.store import Store
 
 __all__ = [
@@ -41,6 +49,7 @@ __all__ = [
     "look",
     "read_candidate",
     "read_index",
+    "refuse_parent",
     "resolve",
     "run_url",
     "split_target",
@@ -52,6 +61,8 @@ _log = logging.getLogger(__name__)
 
 _BEST = re.compile(r"best(?::(?P<metric>.+?))?(?::(?P<mode>min|max))?")
 _SHOWN = 20
+_LOOKED_INTO = 20
+"""Folders in which a new run looks for others, so that a start beside thousands of files takes no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +112,31 @@ def run_url(url: Place) -> Place:
             "`spotsafe rollback`, to begin a new run with one init_from="
         )
     return url
+
+
+def refuse_parent(store: Store) -> None:
+    """Make sure that no run is begun in a folder which holds runs: its checkpoints would lie among them.
+
+    Raises:
+        ValueError: it holds runs and is none.
+        StorageError: the store could not say.
+    """
+    names = store.names("")
+    if {ATTEMPTS, CHECKPOINTS}.intersection(names):
+        return
+    run = next((name for name in sorted(names)[:_LOOKED_INTO] if _has_attempts(store, name)), None)
+    if run is not None:
+        url = store.url.rstrip("/")
+        raise ValueError(
+            f"{url} is no run but a folder with runs, such as {url}/{run}; name one, or a new one in it"
+        )
+
+
+def _has_attempts(folder: Store, name: str) -> bool:
+    try:
+        return any(parse_attempt(mark) is not None for mark in folder.names(f"{name}/{ATTEMPTS}"))
+    except (StorageLinked, StorageNotFolder, StorageRefused, ValueError):
+        return False  # nobody's run: a link, a file, somebody else's folder, a name that we never give
 
 
 def resolve(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotsafe.checkpoint.candidates import look
+from spotsafe.checkpoint.catalog import refuse_parent
 from spotsafe.checkpoint.claim import claim
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.clock import Clock, SystemClock
@@ -124,13 +125,14 @@ def import_values(
         clock: time.
 
     Raises:
-        ValueError: `optimizer_order` does not fit what is there.
+        ValueError: `optimizer_order` does not fit what is there, or the folder holds runs.
         RunInUse: there is a run already; a checkpoint from outside would end the job that may be alive there.
         UnsupportedState: something in it cannot be stored.
         StorageError: it could not be written; nothing was published.
     """
     clock = clock or SystemClock()
     orders, unordered = _orders(values, like=optimizer_order)
+    refuse_parent(store)
     listing = look(store)
     if listing.highest:
         raise RunInUse(

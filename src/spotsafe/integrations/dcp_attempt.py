@@ -13,6 +13,7 @@ from functools import partial
 from spotsafe.checkpoint import gc
 from spotsafe.checkpoint.attempts import AttemptRecord
 from spotsafe.checkpoint.candidates import Candidate, candidates, look
+from spotsafe.checkpoint.catalog import refuse_parent
 from spotsafe.checkpoint.claim import claim, is_exclusive
 from spotsafe.checkpoint.index import TensorEntry
 from spotsafe.checkpoint.layout import CheckpointName
@@ -161,6 +162,7 @@ def attempt_of(token: str, store: Store, *, takeover: bool) -> WriterAttempt:
         takeover: go on in a run that another job, or a session, uses.
 
     Raises:
+        ValueError: the folder holds runs.
         RunInUse: another job is alive here, or the newest checkpoint is that of a session.
         UnsupportedFormat: a newer spotsafe wrote the newest.
         StorageError: the store could not say what is there.
@@ -211,6 +213,7 @@ def spans_of(files: Iterable[StagedFile], tensors: Iterable[TensorEntry]) -> Ite
 def _claim(store: Store, *, takeover: bool) -> WriterAttempt:
     clock, identity = SystemClock(), Identity.of_this_process()
     fanout = Fanout([*installed(), LogSink(), Console()])
+    refuse_parent(store)
     listing = look(store)
     there = list(candidates(store, listing))
     newest = there[0] if there else None
