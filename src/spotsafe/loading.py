@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.candidates import Candidate, read_candidate, read_index
 from spotsafe.checkpoint.catalog import resolve, split_target
 from spotsafe.checkpoint.index import Index, Slice, TensorEntry, tiling_problem
@@ -23,6 +21,9 @@ from spotsafe.checkpoint.typed_values import tensor_names
 from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, StateMismatch, StorageNotFound
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
+from spotsafe.tensors.filling import Filling
+from spotsafe.tensors.memory import new_bytes, view_of
+from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import torch_dtype
 
@@ -130,11 +131,13 @@ def _open(store: Store, candidate: Candidate) -> Opened:
     assert candidate.manifest is not None, "`resolve` answers only published checkpoints"
     parts = sorted(candidate.manifest.parts, key=lambda part: part.rank)
     indexes = tuple(read_index(store, candidate, part) for part in parts)
-    problem = tiling_problem(indexes) if indexes else "it lists no index"
+    with collection_paused():
+        problem = tiling_problem(indexes) if indexes else "it lists no index"
     if problem is not None:
         file = parts[0].file if parts else MANIFEST
         raise DamagedCheckpoint(checkpoint=str(candidate.name), file=file, reason=problem)
-    named = contents(indexes, checkpoint=str(candidate.name))
+    with collection_paused():
+        named = contents(indexes, checkpoint=str(candidate.name))
     return Opened(store=store, candidate=candidate, indexes=indexes, contents=named)
 
 
@@ -146,13 +149,17 @@ def read_tensors(opened: Opened, names: Collection[str]) -> dict[str, torch.Tens
         DamagedCheckpoint: bytes differ from what was published.
         StorageError: they could not be read.
     """
-    entries, name = opened.tensors(), opened.candidate.name
-    files = {piece.file for one in names for entry in entries[one] for piece in entry.slices}
+    with collection_paused():
+        entries, name = opened.tensors(), opened.candidate.name
+        wanted = {one: entries[one] for one in names}
+        files = {piece.file for parts in wanted.values() for entry in parts for piece in entry.slices}
     check_sizes(opened.store, name, opened.indexes, files)
-    buffers = {name: _Buffer(entries[name]) for name in names}
-    ranges = [one for buffer in buffers.values() for one in buffer.ranges()]
+    with collection_paused():
+        filling = Filling(wanted)
+        ranges = list(filling.ranges())
     read_ranges(opened.store, name, opened.indexes, ranges)
-    return {name: buffer.tensor() for name, buffer in buffers.items()}
+    with collection_paused():
+        return filling.tensors()
 
 
 def read_slices(opened: Opened, wanted: Sequence[tuple[TensorEntry, Slice]]) -> list[torch.Tensor]:
@@ -162,9 +169,9 @@ def read_slices(opened: Opened, wanted: Sequence[tuple[TensorEntry, Slice]]) -> 
         As `read_tensors`.
     """
     check_sizes(opened.store, opened.candidate.name, opened.indexes, {piece.file for _, piece in wanted})
-    memory = [torch.empty(piece.nbytes, dtype=torch.uint8) for _, piece in wanted]
+    memory = [new_bytes(piece.nbytes) for _, piece in wanted]
     ranges = [
-        Range(piece.file, piece.start, _memory(data)) for (_, piece), data in zip(wanted, memory, strict=True)
+        Range(piece.file, piece.start, view_of(data)) for (_, piece), data in zip(wanted, memory, strict=True)
     ]
     read_ranges(opened.store, opened.candidate.name, opened.indexes, ranges)
     return [
@@ -182,7 +189,8 @@ def decode(opened: Opened, nodes: Mapping[str, Json]) -> dict[str, Any]:
     tensors = read_tensors(opened, set(tensor_names(list(nodes.values()))))
     source = Source(tensors, on_cpu=True, copy=False, lenient=True)
     try:
-        return {name: source.decode(node) for name, node in nodes.items()}
+        with collection_paused():
+            return {name: source.decode(node) for name, node in nodes.items()}
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(checkpoint=opened.name, file="index-*.json", reason=error.reason) from error
 
@@ -217,58 +225,3 @@ def _nearest(name: str, known: Iterable[str]) -> str:
         return f" (did you mean {name + '.*'!r}?)" if f"{name}[" not in name else ""
     near = difflib.get_close_matches(name, names, n=3) or names[:_SHOWN]
     return f" (nearest: {', '.join(map(repr, near))})" if near else " (it holds nothing at all)"
-
-
-# -- reading them ------------------------------------------------------------------------------------------------
-
-
-class _Buffer:
-    """The memory of one tensor while it is read."""
-
-    def __init__(self, entries: Sequence[TensorEntry]) -> None:
-        first = entries[0]
-        self._shape, self._dtype = first.shape, torch_dtype(first.dtype)
-        self._item = dtypes.require(first.dtype, path=first.name).item_bytes
-        self._bytes = torch.empty((*first.shape, self._item), dtype=torch.uint8)
-        self._boxes: list[tuple[Slice, torch.Tensor]] = []
-        self._slices = [piece for entry in entries for piece in entry.slices]
-
-    def ranges(self) -> Iterator[Range]:
-        """What is to be read, and where to."""
-        flat = self._bytes.view(-1)
-        for piece in self._slices:
-            if self._is_run(piece):
-                start = _offset(piece.offsets, self._shape) * self._item
-                target = flat[start : start + piece.nbytes]
-            else:
-                target = torch.empty(piece.nbytes, dtype=torch.uint8)
-                self._boxes.append((piece, target))
-            yield Range(piece.file, piece.start, _memory(target))
-
-    def tensor(self) -> torch.Tensor:
-        """The tensor, after everything was read."""
-        for piece, data in self._boxes:
-            target = self._bytes
-            for axis, (offset, length) in enumerate(zip(piece.offsets, piece.lengths, strict=True)):
-                target = target.narrow(axis, offset, length)
-            target.copy_(data.view(*piece.lengths, self._item))
-        self._boxes.clear()
-        return self._bytes.view(-1).view(self._dtype).view(self._shape)
-
-    def _is_run(self, piece: Slice) -> bool:
-        """Whether the box's bytes are consecutive in the tensor too."""
-        if piece.lengths == self._shape:
-            return True
-        rest = [length == whole for length, whole in zip(piece.lengths, self._shape, strict=True)]
-        cut = next((axis for axis, one in enumerate(piece.lengths) if one != 1), len(rest))
-        return all(rest[cut + 1 :])
-
-
-def _memory(data: torch.Tensor) -> memoryview:
-    array: Any = data.numpy()
-    return memoryview(array)
-
-
-def _offset(offsets: Sequence[int], shape: Sequence[int]) -> int:
-    """Position of an element in a row-major tensor."""
-    return sum(at * math.prod(shape[axis + 1 :]) for axis, at in enumerate(offsets))

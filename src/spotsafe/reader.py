@@ -30,6 +30,7 @@ from spotsafe.errors import (
 )
 from spotsafe.events import CheckpointPassedOver, Event, RestoreStarted, RestoreVerified
 from spotsafe.storage.store import Store
+from spotsafe.tensors.memory import CPU
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import Json, SavedState, Spec, torch_dtype
@@ -346,7 +347,7 @@ def _read_files(store: Store, name: CheckpointName, index: Index, pool: Executor
 
 def _room(entry: FileEntry) -> torch.Tensor:
     try:
-        return torch.empty(entry.size, dtype=torch.uint8)
+        return torch.empty(entry.size, dtype=torch.uint8, device=CPU)
     except RuntimeError as error:  # how torch says it
         raise MemoryError(f"no {entry.size} bytes of memory for {entry.shown()}: {error}") from error
 
@@ -383,7 +384,7 @@ def _tensor(entries: Sequence[TensorEntry], files: Mapping[str, torch.Tensor]) -
         piece = slices[0]
         data = files[piece.file][piece.start : piece.start + piece.nbytes]
         return data.view(dtype).view(first.shape)
-    whole = torch.empty((*first.shape, item), dtype=torch.uint8)
+    whole = torch.empty((*first.shape, item), dtype=torch.uint8, device=CPU)
     for piece in slices:
         data = files[piece.file][piece.start : piece.start + piece.nbytes]
         target = whole

@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from spotsafe.checkpoint import typed
 from spotsafe.checkpoint.index import (
     MAX_BYTES,
+    EncodedIndex,
     FileEntry,
     Index,
     Slice,
@@ -392,3 +393,26 @@ def test_any_bytes_are_an_index_or_one_of_two_errors(data: bytes, position: int,
             decode(file)
         except (DamagedCheckpoint, UnsupportedFormat):
             continue
+
+
+def test_a_row_of_saves_gives_the_same_bytes_as_each_alone() -> None:
+    """What is known of the index before spares work, and changes no byte; also after one that was refused."""
+    last, first = EncodedIndex(), example()
+    one, other = ({**first.state, "more": {"n": number}} for number in (1, 1.0))
+    smaller = dataclasses.replace(first, tensors=first.tensors[1:])
+    row = (
+        first,
+        first,
+        dataclasses.replace(first, state=one),
+        dataclasses.replace(first, state=other),
+        dataclasses.replace(first, session={"positions": {}}),
+        with_reference(),
+        Index(rank=3, block_size=1, files=(), tensors=()),
+        first,
+    )
+    for index in row:
+        assert encode_index(index, last=last) == encode_index(index)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="'w' that is not listed"):
+                encode_index(smaller, last=last)
+        assert encode_index(index, last=last) == encode_index(index)

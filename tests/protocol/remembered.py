@@ -29,7 +29,8 @@ def remembered() -> Iterator[None]:
         for module, name in _PLACES:
             patch.setattr(module, name, _remembering(getattr(module, name), key=_hashable))
         patch.setattr(upload, "block_digests", _remembering(upload.block_digests, key=bytes))
-        patch.setattr(upload, "encode_index", _remembering(upload.encode_index, key=repr))
+        encode_index = _remembering(upload.encode_index, key=repr)
+        patch.setattr(upload, "encode_index", lambda index, **_: encode_index(index))
         # Several threads of one process have no order.
         patch.setattr(
             catalog, "read_many", lambda store, names: [read_candidate(store, name) for name in names]

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import msgspec
 
 from spotsafe.checkpoint import dtypes, strict_json
 from spotsafe.checkpoint.digest import ALGORITHM
-from spotsafe.checkpoint.index_check import check_index, tiling_problem
+from spotsafe.checkpoint.index_check import (
+    check_files,
+    check_index,
+    check_references,
+    check_tensors,
+    tiling_problem,
+)
 from spotsafe.checkpoint.index_values import ROLES, FileEntry, Index, Slice, TensorEntry
 from spotsafe.checkpoint.versions import (
     check_references_required,
@@ -37,29 +45,68 @@ class _Document(msgspec.Struct, kw_only=True):
     session: Any
 
 
-def encode_index(index: Index) -> bytes:
+@dataclass(slots=True)
+class EncodedIndex:
+    """What the last index of a row of saves was, and its bytes: what is the same in the next is not done again."""
+
+    tensors: tuple[TensorEntry, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+    tensors_json: bytes = b""
+    state_json: bytes = b""
+
+
+def encode_index(index: Index, *, last: EncodedIndex | None = None) -> bytes:
     """The bytes of an index file. Its digest and size go into the manifest.
+
+    Args:
+        index: what was written.
+        last: of an earlier call in the same row of saves; it is brought up to date.
 
     Raises:
         ValueError: an index that contradicts itself, state that is not typed JSON (NaN as a bare number, a
             lone surrogate), or too large an index.
         TypeError: state that holds a value JSON has no form for.
     """
-    check_index(index, complete=False)
+    last = EncodedIndex() if last is None else last
+    check_files(index)
+    _encode_tensors(index, last)
+    state = strict_json.dump(dict(index.state), known=last.state_json)
+    if state != last.state_json:
+        check_references([index.state], known=last.names)
+        last.state_json = state
+    check_references([index.session], known=last.names)
     members = {
         **members_of_version(references=_refers(index)),
         "rank": index.rank,
         "algorithm": ALGORITHM,
         "block_size": index.block_size,
         "files": [_file_members(entry) for entry in index.files],
-        "tensors": index.tensors,
-        "state": msgspec.Raw(strict_json.dump(dict(index.state))),
+        "tensors": msgspec.Raw(last.tensors_json),
+        "state": msgspec.Raw(state),
         "session": msgspec.Raw(strict_json.dump(index.session)),
     }
     data = msgspec.json.encode(members) + b"\n"
     if len(data) > MAX_BYTES:
         raise ValueError(f"an index of {len(data)} bytes, more than {MAX_BYTES}: keep large values as arrays")
     return data
+
+
+def _encode_tensors(index: Index, last: EncodedIndex) -> None:
+    """Bring what `last` has of the tensors up to date, if they are others."""
+    sizes = {entry.name: entry.size for entry in index.files}
+    if (
+        last.tensors_json
+        and sizes == last.sizes
+        and len(index.tensors) == len(last.tensors)
+        and all(map(is_, index.tensors, last.tensors))
+    ):
+        return
+    check_tensors(index, complete=False)
+    last.state_json = b""  # what it refers to is to be looked up among the new names
+    last.tensors_json = msgspec.json.encode(index.tensors)
+    last.tensors, last.sizes = index.tensors, sizes
+    last.names = frozenset(tensor.name for tensor in index.tensors)
 
 
 def _file_members(entry: FileEntry) -> dict[str, Any]:
@@ -145,6 +192,7 @@ def _convert(members: dict[str, Any]) -> tuple[Index, list[str]]:
 __all__ = [
     "MAX_BYTES",
     "ROLES",
+    "EncodedIndex",
     "FileEntry",
     "Index",
     "Slice",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.coverage import box_fault, tiling_fault
@@ -17,6 +18,8 @@ from spotsafe.checkpoint.typed_values import tensor_names
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _MAX_INT = (1 << 63) - 1
 _MAX_DIMENSIONS = 64
+_END_BITS = 64
+_END = (1 << _END_BITS) - 1
 _MAX_BLOCK = 1 << 30  # what a verifying reader has to hold at once
 _MAX_ITEM = max(info.item_bytes for info in dtypes.DTYPES.values())
 
@@ -31,12 +34,17 @@ def check_index(index: Index, *, complete: bool) -> None:
     Raises:
         ValueError: it does; the text says where.
     """
-    _check_files(index)
-    _check_tensors(index, complete=complete)
-    _check_references(index)
+    check_files(index)
+    check_tensors(index, complete=complete)
+    check_references([index.state, index.session], known={tensor.name for tensor in index.tensors})
 
 
-def _check_files(index: Index) -> None:
+def check_files(index: Index) -> None:
+    """See that the rank, the block size and the list of files make sense.
+
+    Raises:
+        ValueError: they do not.
+    """
     if not 0 <= index.rank <= _MAX_INT or not 0 < index.block_size <= _MAX_BLOCK:
         raise ValueError("a rank or block_size out of range")
     if len({entry.name for entry in index.files}) != len(index.files):
@@ -65,35 +73,73 @@ def _check_reference(entry: FileEntry) -> None:
         raise ValueError(f"{entry.name}: an age of {entry.age_s} seconds")
 
 
-def _check_tensors(index: Index, *, complete: bool) -> None:
+def check_tensors(index: Index, *, complete: bool) -> None:
+    """See that every tensor makes sense, and lies in the files that are listed.
+
+    Raises:
+        ValueError: one does not.
+    """
     if len({tensor.name for tensor in index.tensors}) != len(index.tensors):
         raise ValueError("the same tensor twice")
     sizes = {entry.name: entry.size for entry in index.files}
-    extents: dict[str, list[tuple[int, int]]] = {entry.name: [] for entry in index.files}
+    # One number for start and end: a million tuples would set off collections, for which training waits.
+    spans: dict[str, list[int]] = {entry.name: [] for entry in index.files}
+    kinds = _Kinds()
     for tensor in index.tensors:
-        fault = _tensor_fault(tensor, sizes=sizes, complete=complete)
+        fault = _tensor_fault(tensor, kinds, sizes=sizes, complete=complete)
         if fault is not None:
             raise ValueError(f"{tensor.name[:200]!r}: {fault}")
         for piece in tensor.slices:
             if piece.nbytes:
-                extents[piece.file].append((piece.start, piece.start + piece.nbytes))
-    for name, spans in extents.items():
-        _check_disjoint(name, spans)
+                spans[piece.file].append(piece.start << _END_BITS | piece.start + piece.nbytes)
+    for name, of_file in spans.items():
+        _check_disjoint(name, of_file)
 
 
-def _tensor_fault(tensor: TensorEntry, *, sizes: Mapping[str, int], complete: bool) -> str | None:
-    shape = tensor.shape
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is the same for all tensors of one dtype, shape and role."""
+
+    fault: str | None
+    item_bytes: int = 0
+    nbytes: int = 0
+
+
+class _Kinds(dict[tuple[str, tuple[int, ...], str], _Kind]):
+    """Judges each kind of tensor once: a model has thousands of tensors of a few kinds."""
+
+    def __missing__(self, key: tuple[str, tuple[int, ...], str]) -> _Kind:
+        kind = self[key] = _judged(*key)
+        return kind
+
+
+def _judged(dtype: str, shape: tuple[int, ...], role: str) -> _Kind:
     if len(shape) > _MAX_DIMENSIONS or (shape and not 0 <= min(shape) <= max(shape) <= _MAX_INT):
-        return "a shape out of range"
+        return _Kind("a shape out of range")
     if math.prod(shape if all(shape) else (size or 1 for size in shape)) > _MAX_INT // _MAX_ITEM:
         # Also beside a length of 0: whoever makes room counts strides, which overflow.
-        return "a shape of more bytes than there can be"
-    info = dtypes.find(tensor.dtype)
-    if info is None or tensor.role not in ROLES:
-        return f"unknown dtype {tensor.dtype!r} or role {tensor.role!r}"
-    fault = None if _is_whole(tensor) else _boxes_fault(tensor, complete=complete)
+        return _Kind("a shape of more bytes than there can be")
+    info = dtypes.find(dtype)
+    if info is None or role not in ROLES:
+        return _Kind(f"unknown dtype {dtype!r} or role {role!r}")
+    return _Kind(None, info.item_bytes, math.prod(shape) * info.item_bytes)
+
+
+def _tensor_fault(
+    tensor: TensorEntry, kinds: _Kinds, *, sizes: Mapping[str, int], complete: bool
+) -> str | None:
+    kind = kinds[tensor.dtype, tensor.shape, tensor.role]
+    if kind.fault is not None:
+        return kind.fault
+    if _is_whole(tensor):
+        piece = tensor.slices[0]
+        if piece.nbytes == kind.nbytes and 0 <= piece.start <= sizes.get(piece.file, -1) - piece.nbytes:
+            return None
+        fault = None
+    else:
+        fault = _boxes_fault(tensor, complete=complete)
     for piece in tensor.slices:
-        fault = fault or _place_fault(piece, item_bytes=info.item_bytes, sizes=sizes)
+        fault = fault or _place_fault(piece, item_bytes=kind.item_bytes, sizes=sizes)
     return fault
 
 
@@ -101,8 +147,8 @@ def _is_whole(tensor: TensorEntry) -> bool:
     """Whether its only slice is all of it, as of nearly every tensor: no need for geometry."""
     if len(tensor.slices) != 1:
         return False
-    only = tensor.slices[0]
-    return only.lengths == tensor.shape and len(only.offsets) == len(tensor.shape) and not any(only.offsets)
+    only, shape = tensor.slices[0], tensor.shape
+    return only.lengths == shape and len(only.offsets) == len(shape) and not any(only.offsets)
 
 
 def _boxes_fault(tensor: TensorEntry, *, complete: bool) -> str | None:
@@ -122,16 +168,21 @@ def _place_fault(piece: Slice, *, item_bytes: int, sizes: Mapping[str, int]) -> 
     return None
 
 
-def _check_disjoint(file: str, spans: list[tuple[int, int]]) -> None:
+def _check_disjoint(file: str, spans: list[int]) -> None:
     spans.sort()
-    for (_, end), (start, _) in itertools.pairwise(spans):
-        if start < end:
+    for before, after in itertools.pairwise(spans):
+        start = after >> _END_BITS
+        if start < before & _END:
             raise ValueError(f"{file}: two slices share byte {start}")
 
 
-def _check_references(index: Index) -> None:
-    known = {tensor.name for tensor in index.tensors}
-    for name in tensor_names([index.state, index.session]):
+def check_references(trees: list[object], *, known: Collection[str]) -> None:
+    """See that typed JSON refers to `known` tensors only.
+
+    Raises:
+        ValueError: it refers to another one.
+    """
+    for name in tensor_names(trees):
         if name not in known:
             raise ValueError(f"the state refers to a tensor {name[:200]!r} that is not listed")
 

@@ -20,6 +20,7 @@ from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.coverage import tiling_fault
 from spotsafe.errors import UnsupportedState
 from spotsafe.exchange.weights_only import load_weights_only
+from spotsafe.tensors.memory import CPU
 from spotsafe.tensors.tree import torch_dtype
 
 METADATA = ".metadata"
@@ -163,9 +164,9 @@ def _read_value(folder: str, name: str, entry: Record, places: Mapping[Any, Reco
             raise ValueError(f"{name}: a piece is not what {METADATA} says of it")
         if lengths == shape:
             return piece
-        whole = torch.empty(shape, dtype=dtype) if whole is None else whole
+        whole = torch.empty(shape, dtype=dtype, device=CPU) if whole is None else whole
         whole[tuple(map(slice, offsets, map(sum, zip(offsets, lengths, strict=True))))] = piece
-    return torch.empty(shape, dtype=dtype) if whole is None else whole
+    return torch.empty(shape, dtype=dtype, device=CPU) if whole is None else whole
 
 
 def _read_item(folder: str, name: str, info: Record) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spotsafe.tensors.memory import CPU
 from spotsafe.tensors.tree import COMPRESSED, is_wrapper, overlaps_itself
 
 
@@ -30,7 +31,7 @@ def copy_into(live: torch.Tensor, saved: torch.Tensor) -> None:
 def has_copy(dtype: torch.dtype) -> bool:
     """Whether torch can copy values of this dtype; of integers with less than 8 bits it can not."""
     try:
-        torch.empty(1, dtype=dtype).copy_(torch.empty(1, dtype=dtype))
+        torch.empty(1, dtype=dtype, device=CPU).copy_(torch.empty(1, dtype=dtype, device=CPU))
     except RuntimeError:  # NotImplementedError is one
         return False
     return True
@@ -40,7 +41,7 @@ def has_copy(dtype: torch.dtype) -> bool:
 def has_casts(dtype: torch.dtype) -> bool:
     """Whether torch can make floats of values of this dtype."""
     try:
-        torch.empty(1, dtype=dtype).to(torch.float32)
+        torch.empty(1, dtype=dtype, device=CPU).to(torch.float32)
     except RuntimeError:
         return False
     return True

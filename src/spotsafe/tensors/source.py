@@ -16,6 +16,7 @@ from torch import nn
 from spotsafe.checkpoint import typed
 from spotsafe.errors import SpotsafeError, StateMismatch
 from spotsafe.tensors import arrays
+from spotsafe.tensors.memory import CPU
 from spotsafe.tensors.tree import COMPRESSED, PLAIN, WORDS, Json, as_bytes, clone, is_wrapper
 
 _Word = TypeVar("_Word")
@@ -54,8 +55,8 @@ class Source:
             live: the object's value now: devices and classes follow it.
             path: where the tree is, for errors.
         """
-        if isinstance(node, Mapping) and node.get("$") == "tensor":
-            return self._leaf(node, live, path)
+        if type(node) is dict and node.get("$") == "tensor":
+            return _in_class(self._tensor(node, live), live)
         return typed.decode(node, leaf=self._leaf, live=live, path=path, lenient=self._lenient)
 
     def on_cpu(self) -> Source:
@@ -80,10 +81,16 @@ class Source:
         value: _Value = self._copies[key]
         return value
 
+    def _own(self, name: str, device: torch.device) -> torch.Tensor:
+        saved = self.view(name)
+        own = clone(saved) if self._copy else saved
+        return own if own.device == device else own.to(device)
+
     def _tensor(self, node: Mapping[str, Json], live: object) -> torch.Tensor:
-        name, device = node["name"], torch.device("cpu") if self._on_cpu else _device(node, live)
-        make = clone if self._copy else torch.Tensor.detach
-        copy = self._once((name, device), lambda: make(self.view(name)).to(device))
+        name, device = node["name"], CPU if self._on_cpu else _device(node, live)
+        copy = self._copies.get((name, device))
+        if copy is None:
+            copy = self._copies[name, device] = self._own(name, device)
         trained, parameter = bool(node.get("requires_grad")), bool(node.get("parameter"))
         if trained or parameter:
             return self._once((name, device, trained, parameter), lambda: _as_leaf(copy, trained, parameter))

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
 
+from spotsafe.tensors.memory import SMALL, copy_bytes, new_bytes
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.plan import Placement, SavePlan
 from spotsafe.tensors.tree import Capture, NamedTensor, as_bytes, dtype_name
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What stands for the items of a strided copy, by size."""
-_SMALL = 1 << 14
-"""Bytes up to which calls of torch cost more than the copy."""
-_move = ctypes.PyDLL(
-    None
-).memmove  # unlike `ctypes.memmove` it keeps the interpreter lock, which costs more than it
-_move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_move.restype = ctypes.c_void_p
 
 
 def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
@@ -43,8 +36,8 @@ def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
         base = memory.data_ptr()
         for place in plan.placements:
             tensor, start, size = tensors[place.tensor].tensor, place.arena_offset, place.nbytes
-            if 0 < size <= _SMALL and _is_plain_memory(tensor) and tensor.shape == place.lengths:
-                _move(base + start, tensor.data_ptr(), size)
+            if 0 < size <= SMALL and _is_plain_memory(tensor) and tensor.shape == place.lengths:
+                copy_bytes(base + start, tensor.data_ptr(), size)
             elif size:
                 _copy(_box(tensor, place), memory[start : start + size])
                 if not tensor.is_cpu:
@@ -61,7 +54,7 @@ def _is_plain_memory(tensor: torch.Tensor) -> bool:
 
 def _memory(arena: memoryview, size: int) -> torch.Tensor:
     if size == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return new_bytes(0)
     return torch.frombuffer(arena, dtype=torch.uint8, count=size)
 
 

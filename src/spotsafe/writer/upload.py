@@ -9,7 +9,7 @@ from functools import partial
 
 from spotsafe.checkpoint import gc
 from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
-from spotsafe.checkpoint.index import FileEntry, Index, encode_index
+from spotsafe.checkpoint.index import EncodedIndex, FileEntry, Index, encode_index
 from spotsafe.checkpoint.layout import index_file
 from spotsafe.checkpoint.manifest import Health, Manifest, Part, Reference
 from spotsafe.checkpoint.markers import EndedAt
@@ -77,6 +77,7 @@ class Uploader:
         self._emit = emit
         self._monotonic = monotonic
         self._lender = Lender(store)
+        self._encoded = EncodedIndex()
         self._tidying = Tidying(store, emit=emit, ended=ended, ended_at=ended_at)
         self._marked = False
 
@@ -164,7 +165,7 @@ class Uploader:
             state=job.state,
             session=job.session,
         )
-        data = encode_index(index)
+        data = encode_index(index, last=self._encoded)
         part = Part(rank=job.rank, file=index_file(job.rank), size=len(data), sha256=sha256_hex(data))
         self._store.put(job.name.file(part.file), data)
         self._emit(IndexWritten(checkpoint=str(job.name), file=part.file))

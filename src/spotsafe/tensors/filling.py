@@ -1,0 +1,155 @@
+"""Memory for tensors that are read from a checkpoint: what is to be read into it, and the tensors that come of it.
+
+The many small ones are read together, for a range each would cost more than their bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+
+from spotsafe.checkpoint import dtypes
+from spotsafe.checkpoint.index import Slice, TensorEntry
+from spotsafe.checkpoint.ranges import Range
+from spotsafe.tensors.memory import CPU, SMALL, copy_bytes, new_bytes, view_of
+from spotsafe.tensors.tree import torch_dtype
+
+_GAP = 1 << 12
+"""Bytes that nobody asked for between two small tensors that are still read together."""
+
+
+class Filling:
+    """The memory of some tensors, each its own.
+
+    Args:
+        entries: by name, what all ranks wrote of the tensor.
+    """
+
+    def __init__(self, entries: Mapping[str, Sequence[TensorEntry]]) -> None:
+        self._names = tuple(entries)
+        self._large: dict[str, _Large] = {}
+        small = []
+        for name, parts in entries.items():
+            piece = _only_piece(parts)
+            if piece is not None and 0 < piece.nbytes <= SMALL:
+                small.append(_Small(piece.file, piece.start, piece.nbytes, name, parts[0]))
+            else:
+                self._large[name] = _Large(parts)
+        self._spans = list(_spans(small))
+
+    def ranges(self) -> Iterator[Range]:
+        """What is to be read, and where to."""
+        for span in self._spans:
+            yield Range(span.file, span.start, view_of(span.memory()))
+        for one in self._large.values():
+            yield from one.ranges()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors by name, after everything was read. Only once: the memory of the reading is let go of."""
+        found = {name: one.tensor() for name, one in self._large.items()}
+        while self._spans:
+            found.update(self._spans.pop().tensors())
+        return {name: found[name] for name in self._names}
+
+
+class _Small(NamedTuple):  # no frozen dataclass: that takes three times as long to make
+    """A small tensor that lies in one piece."""
+
+    file: str
+    start: int
+    nbytes: int
+    name: str
+    entry: TensorEntry
+
+
+@dataclass(slots=True)
+class _Span:
+    """Small tensors that lie close to each other in one file."""
+
+    file: str
+    start: int
+    end: int
+    inside: list[_Small] = field(default_factory=list)
+    read: torch.Tensor | None = None
+
+    def memory(self) -> torch.Tensor:
+        self.read = new_bytes(self.end - self.start)
+        return self.read
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        assert self.read is not None, "nothing was read yet"
+        base = self.read.data_ptr() - self.start
+        for one in self.inside:
+            tensor = torch.empty(one.entry.shape, dtype=torch_dtype(one.entry.dtype), device=CPU)
+            copy_bytes(tensor.data_ptr(), base + one.start, one.nbytes)
+            yield one.name, tensor
+
+
+def _only_piece(parts: Sequence[TensorEntry]) -> Slice | None:
+    """The piece that is all of a tensor, as of nearly every one."""
+    if len(parts) != 1 or len(parts[0].slices) != 1:
+        return None
+    piece = parts[0].slices[0]
+    return piece if piece.lengths == parts[0].shape else None
+
+
+def _spans(small: Iterable[_Small]) -> Iterator[_Span]:
+    span: _Span | None = None
+    for one in sorted(small, key=itemgetter(0, 1)):
+        if span is None or one.file != span.file or one.start > span.end + _GAP:
+            if span is not None:
+                yield span
+            span = _Span(one.file, one.start, one.start)
+        span.inside.append(one)
+        span.end = max(span.end, one.start + one.nbytes)
+    if span is not None:
+        yield span
+
+
+class _Large:
+    """The memory of one tensor while it is read; of any size and in any number of pieces."""
+
+    def __init__(self, entries: Sequence[TensorEntry]) -> None:
+        first = entries[0]
+        self._shape, self._dtype = first.shape, torch_dtype(first.dtype)
+        self._item = dtypes.require(first.dtype, path=first.name).item_bytes
+        self._bytes = new_bytes(math.prod(self._shape) * self._item)
+        self._boxes: list[tuple[Slice, torch.Tensor]] = []
+        self._slices = [piece for entry in entries for piece in entry.slices]
+
+    def ranges(self) -> Iterator[Range]:
+        for piece in self._slices:
+            if self._is_run(piece):
+                start = _offset(piece.offsets, self._shape) * self._item
+                target = self._bytes[start : start + piece.nbytes]
+            else:
+                target = new_bytes(piece.nbytes)
+                self._boxes.append((piece, target))
+            yield Range(piece.file, piece.start, view_of(target))
+
+    def tensor(self) -> torch.Tensor:
+        for piece, data in self._boxes:
+            target = self._bytes.view(*self._shape, self._item)
+            for axis, (offset, length) in enumerate(zip(piece.offsets, piece.lengths, strict=True)):
+                target = target.narrow(axis, offset, length)
+            target.copy_(data.view(*piece.lengths, self._item))
+        self._boxes.clear()
+        return self._bytes.view(self._dtype).view(self._shape)
+
+    def _is_run(self, piece: Slice) -> bool:
+        """Whether the box's bytes are consecutive in the tensor too."""
+        if piece.lengths == self._shape:
+            return True
+        rest = [length == whole for length, whole in zip(piece.lengths, self._shape, strict=True)]
+        cut = next((axis for axis, one in enumerate(piece.lengths) if one != 1), len(rest))
+        return all(rest[cut + 1 :])
+
+
+def _offset(offsets: Sequence[int], shape: Sequence[int]) -> int:
+    """Position of an element in a row-major tensor."""
+    return sum(at * math.prod(shape[axis + 1 :]) for axis, at in enumerate(offsets))

@@ -1,0 +1,37 @@
+"""Memory of this machine for tensors, whatever `torch.set_default_device` says, and the copying of a few bytes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+import torch
+
+CPU: Final = torch.device("cpu")
+SMALL: Final = 1 << 14
+"""Bytes up to which calls of torch cost more than the copy."""
+
+copy_bytes = ctypes.PyDLL(
+    None
+).memmove  # keeps the interpreter's lock, unlike `ctypes.memmove`: that costs more
+"""Copy between addresses: to, from, bytes."""
+copy_bytes.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+copy_bytes.restype = ctypes.c_void_p
+
+
+def new_bytes(count: int) -> torch.Tensor:
+    """So many bytes, not set to anything.
+
+    Raises:
+        MemoryError: there is not enough.
+    """
+    try:
+        return torch.empty(count, dtype=torch.uint8, device=CPU)
+    except RuntimeError as error:  # how torch says it
+        raise MemoryError(f"no {count} bytes of memory: {error}") from error
+
+
+def view_of(data: torch.Tensor) -> memoryview:
+    """The memory of bytes of this machine."""
+    array: Any = data.numpy()
+    return memoryview(array)
