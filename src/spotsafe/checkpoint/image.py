@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from spotsafe.checkpoint import strict_json
 from spotsafe.checkpoint.dtypes import CODE_BYTES, DtypeInfo
@@ -30,8 +30,7 @@ _LENGTH = 8
 _MAX_DIMENSIONS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTensor:
+class ImageTensor(NamedTuple):
     """A tensor, or a piece of one, that goes into a file."""
 
     key: str
@@ -115,7 +114,7 @@ def _check(tensor: ImageTensor, *, taken: Mapping[str, Any]) -> None:
         raise ValueError(f"two tensors named {tensor.key!r} in one file")
     if tensor.key in {"", METADATA}:
         raise ValueError(f"a tensor in a file cannot be named {tensor.key!r}: escape the name")
-    if any(length < 0 for length in tensor.shape):
+    if min(tensor.shape, default=0) < 0:
         raise ValueError(f"{tensor.key!r}: negative length in shape {tensor.shape}")
     expected = math.prod(tensor.shape) * CODE_BYTES[tensor.dtype_code]
     if tensor.nbytes != expected:

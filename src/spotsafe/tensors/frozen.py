@@ -13,7 +13,6 @@ again: at every 20th save, and when the files are a day old.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +31,7 @@ PARAMETER_BYTES = 16 << 10
 """Parameters from this size on may be frozen: to copy a smaller one takes no longer than to look at it."""
 BUFFER_BYTES = 1 << 20
 """The same of buffers; smaller ones are mostly statistics, which change."""
+_LEAST_BYTES = {"other": PARAMETER_BYTES, "buffer": BUFFER_BYTES}
 RECHECK = 20
 """So many saves after it was staged, everything is staged and compared again."""
 SAMPLE = 64
@@ -53,7 +53,8 @@ def frozen_names(
     return frozenset(
         one.name
         for one in tensors
-        if one.name.startswith(prefixes)
+        if one.role in _LEAST_BYTES
+        and one.name.startswith(prefixes)
         and _may_be_frozen(one)
         and one.tensor.data_ptr() not in trained
         and not _is_part_of(one.name, names)
@@ -70,8 +71,7 @@ def address_of(tensor: torch.Tensor) -> int:
 
 def _may_be_frozen(one: NamedTensor) -> bool:
     nbytes = one.tensor.numel() * one.tensor.element_size()
-    enough = {"other": PARAMETER_BYTES, "buffer": BUFFER_BYTES}.get(one.role, math.inf)
-    return nbytes >= enough and not one.tensor.is_inference()
+    return nbytes >= _LEAST_BYTES[one.role] and not one.tensor.is_inference()
 
 
 def _is_part_of(name: str, names: frozenset[str]) -> bool:

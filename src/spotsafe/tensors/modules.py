@@ -68,13 +68,13 @@ class ModuleNames:
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
-        self._wrapped = any(wrapped_attribute(part) for part in root.modules())
+        self.wrapped = any(wrapped_attribute(part) for part in root.modules())
         self._prefixes: dict[str, str] = {}
         self._customised: dict[str, bool] = {}
 
     def canonical(self, key: str) -> str:
         """`key` without the segments that wrappers put there."""
-        if not self._wrapped:
+        if not self.wrapped:
             return key
         prefix, _, last = key.rpartition(".")
         if prefix not in self._prefixes:
@@ -84,11 +84,11 @@ class ModuleNames:
 
     def module(self, path: str) -> str:
         """The canonical path of a module."""
-        return self._strip(path) if self._wrapped else path
+        return self._strip(path) if self.wrapped else path
 
     def raw(self, key: str) -> str:
         """The inverse of `canonical`."""
-        return ".".join(self._unstripped(key)) if self._wrapped else key
+        return ".".join(self._unstripped(key)) if self.wrapped else key
 
     def loads_its_own_way(self, key: str) -> bool:
         """Whether a module on the way to `key` has a loading of its own, so that only loading tells what fits."""
@@ -128,26 +128,40 @@ class ModuleNames:
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Every parameter under each of its canonical names; tied ones appear under all of them."""
-    names = ModuleNames(module)
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        yield names.canonical(name), parameter
+    names, found = ModuleNames(module), _all_parameters(module)
+    return ((names.canonical(name), parameter) for name, parameter in found) if names.wrapped else found
+
+
+def _all_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """`module.named_parameters(remove_duplicate=False)`, without the hash of every parameter that torch asks for."""
+    if type(module).named_parameters is not nn.Module.named_parameters:
+        yield from module.named_parameters(remove_duplicate=False)
+        return
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        start = f"{prefix}." if prefix else ""
+        for name, parameter in part._parameters.items():  # noqa: SLF001 - as torch's own method does
+            if parameter is not None:
+                yield start + name, parameter
 
 
 def capture_module(module: nn.Module, path: str, capturing: Capturing) -> dict[str, Json]:
     """The typed tree of a module. Its own hooks and overrides of `state_dict` are used."""
     state, names = _state_dict(module, path), ModuleNames(module)
+    canonical = names.canonical if names.wrapped else str
     roles = {name: "buffer" for name, _ in module.named_buffers(remove_duplicate=False)}
     frozen = []
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        roles[name] = "parameter" if parameter.requires_grad else "other"
-        if not parameter.requires_grad:
-            frozen.append(names.canonical(name))
-    nodes = {}
+    for name, parameter in _all_parameters(module):
+        if parameter.requires_grad:
+            roles[name] = "parameter"
+        else:
+            roles[name] = "other"
+            frozen.append(canonical(name))
+    encode, role_of, nodes = capturing.collector.encode, roles.get, dict[str, Json]()
     for key, value in state.items():
-        name = names.canonical(key)
+        name = canonical(key)
         if name in nodes or name == "$":
             raise UnsupportedState(f"{path}: two entries of its state_dict are called {name!r}", path=path)
-        nodes[name] = capturing.collector.encode(value, f"{path}.{name}", role=roles.get(key, "other"))
+        nodes[name] = encode(value, f"{path}.{name}", role=role_of(key, "other"))
     versions = {names.module(key): value for key, value in getattr(state, "_metadata", {}).items()}
     if "$" in versions or not all(map(_is_version, versions.values())):
         versions = capturing.collector.encode(versions, f"{path}.state_dict()._metadata")

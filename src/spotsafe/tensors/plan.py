@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from spotsafe.checkpoint import dtypes, layout
 from spotsafe.checkpoint.image import METADATA, PAGE, ImageTensor, plan_image
@@ -31,8 +32,7 @@ _ENTRY_BYTES = 160
 """More than the header needs for one tensor beside its name and the numbers of its shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """What a plan needs to know of a tensor."""
 
     name: str
@@ -45,8 +45,7 @@ class TensorSpec:
     """Where such a box begins."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(NamedTuple):
     """A box of a tensor and its place in the arena."""
 
     tensor: int
@@ -79,8 +78,7 @@ class SavePlan:
         return sum(file.size for file in self.files)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     tensor: int
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -162,21 +160,13 @@ class _Layout:
         self._files.append(StagedFile(name=name, arena_offset=base, size=image.size))
         self._headers.append((base, image.header))
         self._end += -(-image.size // PAGE) * PAGE
-        for piece in pieces:
-            start = image.starts[piece.key]
-            at = _shifted(piece.offsets, self._specs[piece.tensor])
-            self._slices[piece.tensor].append(
-                Slice(offsets=at, lengths=piece.lengths, file=name, start=start, nbytes=piece.nbytes)
+        starts = image.starts
+        for tensor, offsets, lengths, key, nbytes in pieces:
+            start, at = starts[key], _shifted(offsets, self._specs[tensor])
+            self._slices[tensor].append(
+                Slice(offsets=at, lengths=lengths, file=name, start=start, nbytes=nbytes)
             )
-            self._placements.append(
-                Placement(
-                    tensor=piece.tensor,
-                    offsets=piece.offsets,
-                    lengths=piece.lengths,
-                    arena_offset=base + start,
-                    nbytes=piece.nbytes,
-                )
-            )
+            self._placements.append(Placement(tensor, offsets, lengths, base + start, nbytes))
 
     def plan(self) -> SavePlan:
         placements = tuple(sorted(self._placements, key=lambda place: (place.arena_offset, place.nbytes)))
@@ -208,13 +198,7 @@ class _Layout:
                 and spec.role in _SCANNED
                 and spec.dtype.startswith(("float", "bfloat", "complex"))
             ):
-                yield HealthSpan(
-                    tensor=spec.name,
-                    arena_offset=place.arena_offset,
-                    nbytes=place.nbytes,
-                    dtype=spec.dtype,
-                    role=spec.role,
-                )
+                yield HealthSpan(spec.name, place.arena_offset, place.nbytes, spec.dtype, spec.role)
 
     def _dtype(self, tensor: int) -> dtypes.DtypeInfo:
         return _dtype(self._specs[tensor])

@@ -117,7 +117,12 @@ class Source:
         return self._once(
             _names_in(node),
             lambda: torch.sparse_coo_tensor(
-                indices, values, node["shape"], is_coalesced=node["coalesced"], check_invariants=True
+                indices,
+                values,
+                node["shape"],
+                device=values.device,
+                is_coalesced=node["coalesced"],
+                check_invariants=True,
             ),
         )
 
@@ -129,7 +134,13 @@ class Source:
         return self._once(
             _names_in(node),
             lambda: torch.sparse_compressed_tensor(
-                first, second, values, size=node["shape"], layout=layout, check_invariants=True
+                first,
+                second,
+                values,
+                size=node["shape"],
+                layout=layout,
+                device=values.device,
+                check_invariants=True,
             ),
         )
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -42,8 +42,9 @@ _ROLE_ORDER = {"other": 0, "buffer": 1, "moment": 2, "parameter": 3}
 WORDS = {"torch.dtype": torch.dtype, "torch.layout": torch.layout, "torch.memory_format": torch.memory_format}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedTensor:
+class NamedTensor(
+    NamedTuple
+):  # as all values of which there is one for each tensor: it is made in a third of the time
     """A live tensor under the name that it has in the checkpoint."""
 
     name: str
@@ -204,7 +205,7 @@ class Collector:
         index = self._place_of(tensor)
         if index is None:
             name = self._free_name(path)
-            self._tensors.append(NamedTensor(name=name, tensor=tensor, role=role))
+            self._tensors.append(NamedTensor(name, tensor, role))
         else:
             name = self._see_again(index, role)
         node: dict[str, Json] = {"$": "tensor", "name": name}
@@ -249,11 +250,11 @@ class Collector:
 
     def _free_name(self, path: str) -> str:
         base = path if path.isascii() else path.encode("utf-8", "backslashreplace").decode("utf-8")
-        name, number = base, 1
-        while name in self._taken:  # two places of a state may spell the same path
+        name, taken, number = base, self._taken, 1
+        while name in taken:  # two places of a state may spell the same path
             number += 1
             name = f"{base}#{number}"
-        self._taken.add(name)
+        taken.add(name)
         return name
 
     def _leaf(self, value: object, path: str, role: str) -> Json | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from spotsafe.checkpoint.branch import Branch
 from spotsafe.checkpoint.index import FileEntry, TensorEntry
@@ -48,8 +48,7 @@ class FrozenFile:
     """Where the same bytes may lie already."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthSpan:
+class HealthSpan(NamedTuple):
     """Bytes in the arena to be searched for NaN and infinity."""
 
     tensor: str
