@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from collections.abc import Iterator
 
@@ -32,6 +33,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if (name.startswith(_OF_LAUNCHERS) or name in _OF_RANKS) and name not in _KEPT:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest) -> None:
+    """A full count takes minutes, and that is no hang."""
+    if request.node.get_closest_marker("prove") is not None:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _server(name: str, start: servers.Start) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -64,7 +63,6 @@ def test_random_schedules(pool: ProcessPoolExecutor, name: str, seeds: range) ->
 @pytest.mark.parametrize("name", SHARES)
 def test_all_random_schedules(pool: ProcessPoolExecutor, name: str) -> None:
     """The full count."""
-    faulthandler.cancel_dump_traceback_later()  # this takes minutes, and that is no hang
     report = search_many(pool, name, range(ALL * SHARES[name] // 100))
     assert min(report.faults.values()) >= report.schedules / 1000
     proof.record(
@@ -96,7 +94,6 @@ def test_every_interleaving_with_each_fault(faults: dict[str, int]) -> None:
 
     What is lost or late makes too many states; that is left to random schedules.
     """
-    faulthandler.cancel_dump_traceback_later()
     _every_interleaving(faults)
 
 
