@@ -32,6 +32,18 @@ def test_it_comes_back() -> None:
     assert state.rng is not None
 
 
+def test_the_number_of_threads() -> None:
+    """What torch had when it was written; of a checkpoint without it nothing is known, and nonsense is refused."""
+    state = written()
+
+    assert SessionState.read(state).threads == torch.get_num_threads()
+    del state["threads"]
+    assert SessionState.read(state).threads is None
+    for wrong in ("2", 2.0, True, [2]):
+        with pytest.raises(StateMismatch, match="threads"):
+            SessionState.read({**state, "threads": wrong})
+
+
 @pytest.mark.parametrize("member", ["positions", "rng", "values", "nonfinite"])
 def test_a_missing_member(member: str) -> None:
     """It names what is missing."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from spotsafe import events as ev
+import torch
+
+from spotsafe import events as ev, human
 from spotsafe.activity import Activity
 from spotsafe.attempt import Attempt
 from spotsafe.checkpoint.catalog import refuse_parent
@@ -172,8 +174,24 @@ def _restore(setting: Setting, opened: Opened, *, emit: Callable[[Event], None])
             read.rng.restore()
         nonfinite = _still_nonfinite(read.nonfinite, tracker) | tracker.nonfinite(tracker.as_made)
         state = replace(read, nonfinite=nonfinite)
+    _tell_threads(state.threads, tracker, emit)
     emit(ev.RestoreFinished(checkpoint=str(opened.loaded.name), seconds=clock.monotonic() - began))
     return state
+
+
+def _tell_threads(before: int | None, tracker: Tracker, emit: Callable[[Event], None]) -> None:
+    """A sum on the CPU is cut by threads: with another number of them a resume differs in the last bits."""
+    now = torch.get_num_threads()
+    on_cpu = any(one.device.type == "cpu" for module in tracker.modules for one in module.parameters())
+    if before in {None, now} or not on_cpu:
+        return
+    emit(
+        ev.Warned(
+            message=f"the checkpoint was written with {human.count(before or 0, 'thread')} of torch, this process has "
+            f"{now}: results on the CPU may differ in their last bits. OMP_NUM_THREADS={before} or "
+            f"torch.set_num_threads({before}) repeats them"
+        )
+    )
 
 
 def _still_nonfinite(before: frozenset[str], tracker: Tracker) -> frozenset[str]:

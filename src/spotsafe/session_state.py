@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from spotsafe.errors import StateMismatch
 from spotsafe.positions import Positions
 from spotsafe.tensors.rng import RngSnapshot
@@ -22,6 +24,8 @@ class SessionState:
     """`run.values`."""
     nonfinite: frozenset[str]
     """Parameters and moments that were not finite where the run began: they say nothing about its health."""
+    threads: int | None = None
+    """Threads by which torch computed on the CPU then; None if that is not known. Sums are cut by it."""
 
     @staticmethod
     def read(state: Any) -> SessionState:
@@ -36,6 +40,7 @@ class SessionState:
                 rng=RngSnapshot.from_state(state["rng"]),
                 values=dict(state["values"]),
                 nonfinite=_names(state["nonfinite"]),
+                threads=_count(state.get("threads")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatch(f"the checkpoint's session state cannot be read: {error!r}") from error
@@ -47,6 +52,12 @@ def _names(values: Any) -> frozenset[str]:
     return frozenset(values)
 
 
+def _count(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise TypeError("'threads' is no number")
+    return value
+
+
 def session_values(
     *, positions: Mapping[str, Any], rng: RngSnapshot, values: Mapping[str, Any], nonfinite: frozenset[str]
 ) -> dict[str, Any]:
@@ -56,4 +67,5 @@ def session_values(
         "rng": rng.to_state(),
         "values": values,
         "nonfinite": sorted(nonfinite),
+        "threads": torch.get_num_threads(),
     }

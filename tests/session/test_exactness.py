@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import spotsafe
+from spotsafe.events import Warned
+from spotsafe.testing.memory import MemoryStore
 from tests.session.rig import Cut, Program, Samples
 
 Body = Callable[[Program, spotsafe.Run], Iterator[None]]
@@ -192,3 +194,26 @@ def test_a_plain_loader_that_draws_from_the_global_generators_is_exact_by_skippi
 
         assert committed(first.seen, second.seen) + second.seen == whole.seen, cut
         assert second.weights() == whole.weights(), cut
+
+
+def test_another_number_of_threads_is_told() -> None:
+    """Sums on the CPU are cut by it, so the last bits may differ: said once, at the resume, and what to do."""
+    store, before = MemoryStore(), torch.get_num_threads()
+
+    def warnings(threads: int) -> list[str]:
+        program = Program()
+        torch.set_num_threads(threads)
+        with program.session(store) as run:
+            for step, batch in run.steps(program.loader, until=run.step + 1):
+                program.train(step, batch)
+        return [event.message for event in program.of(Warned) if "thread" in event.message]
+
+    try:
+        assert warnings(before) == []
+        assert warnings(before) == []
+        (message,) = warnings(before + 1)
+        assert f"this process has {before + 1}: results on the CPU may differ in their last bits" in message
+        assert f"torch.set_num_threads({before}) repeats them" in message
+        assert warnings(before + 1) == [], "the newest checkpoint is the measure"
+    finally:
+        torch.set_num_threads(before)
