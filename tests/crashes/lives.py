@@ -1,8 +1,9 @@
 """The state whose every step is crashed, what lives do with it, and what must hold when one has ended.
 
 A checkpoint is made by two ranks: three data files, two indexes, and a file with a frozen tensor that later saves refer
-to. That of step `LARGE` has a file of three multipart parts; no server takes smaller parts than 5 MiB. Both ranks live
-in one process, the second one first, so that the steps come in the same order each time.
+to. That of step `LARGE`, or any whole number of `STRIDE` later, has a file of three multipart parts; no server takes
+smaller parts than 5 MiB. Both ranks live in one process, the second one first, so that the steps come in the same order
+each time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 from unittest import mock
 
@@ -41,8 +42,8 @@ Tell = Callable[[Event], object]
 
 PART = MIN_PART
 """Bytes of a multipart part."""
-LARGE = 10
-"""The step whose first file has three parts."""
+LARGE, STRIDE = 10, 1000
+"""The steps whose first file has three parts."""
 SHARED = 6
 """Elements of the second rank."""
 FROZEN = np.arange(6, dtype=np.float32)
@@ -53,10 +54,10 @@ RENEWED_S = 90_000.0
 # -- saves of two ranks ---
 
 
-@cache
+@lru_cache(maxsize=8)
 def values(step: int) -> Mapping[str, npt.NDArray[np.float32]]:
     """All tensors of a checkpoint of this step, as a resume must find them."""
-    size = (2 * PART // 4 if step == LARGE else 100) + SHARED
+    size = (2 * PART // 4 if step % STRIDE == LARGE else 100) + SHARED
     return {
         "weight": np.arange(size, dtype=np.float32) + step,
         "bias": np.full(3, step, dtype=np.float32),

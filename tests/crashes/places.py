@@ -27,7 +27,7 @@ from spotsafe.storage.s3_client import Bucket
 from spotsafe.storage.store import Store
 from tests.crashes.lives import PART, Before
 from tests.crashes.steps import Operations, Steps, Wire, system_calls
-from tests.servers import BUCKET, KEY, SECRET, Server
+from tests.servers import BUCKET, KEY, SECRET
 
 Level = Literal["operations", "inside"]
 
@@ -94,15 +94,15 @@ class Seaweed:
     """Prefixes in a bucket, all by one client that sends one part after the other.
 
     Args:
-        server: a real one.
+        endpoint: of a real server.
     """
 
     name = "SeaweedFS"
     inside = "request"
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, endpoint: str) -> None:
         self._options = {
-            "endpoint_url": server.endpoint,
+            "endpoint_url": endpoint,
             "aws_access_key_id": KEY,
             "aws_secret_access_key": SECRET,
             "region_name": "us-east-1",
@@ -112,12 +112,12 @@ class Seaweed:
         self._bucket = Bucket(BUCKET, self._options)
         with mock.patch.object(s3_client, "CONNECTIONS", 1):
             self._client = self._bucket.live().client
-        endpoint = self._client._endpoint
-        self._wire = endpoint.http_session = Wire(endpoint.http_session)
+        sender = self._client._endpoint
+        self._wire = sender.http_session = Wire(sender.http_session)
 
     def lay(self, before: Before) -> S3Store:
         if self._last is not None:
-            paths = [{"Key": f"{self._last}/{entry.path}"} for entry in self._store(self._last).list("")]
+            paths = [{"Key": f"{self._last}/{entry.path}"} for entry in self.store(self._last).list("")]
             self._client.delete_objects(Bucket=BUCKET, Delete={"Objects": paths, "Quiet": True})
         run = self._last = uuid.uuid4().hex
         put = partial(self._client.put_object, Bucket=BUCKET)
@@ -126,9 +126,10 @@ class Seaweed:
         where = {"Bucket": BUCKET, "Key": f"{run}/{before.begun}"}
         upload = self._client.create_multipart_upload(**where)["UploadId"]
         self._client.upload_part(**where, UploadId=upload, PartNumber=1, Body=b"half of it")
-        return self._store(run)
+        return self.store(run)
 
-    def _store(self, run: str) -> S3Store:
+    def store(self, run: str) -> S3Store:
+        """The run below a prefix."""
         store = SmallParts(f"s3://{BUCKET}/{run}", **self._options)
         store._bucket = self._bucket
         return store

@@ -35,7 +35,7 @@ def ends(launcher: Launcher, tmp_path: Path) -> Ends:
         at = 1 + (kind == "after") * share // 2
         while status == CRASHED:
             store, log = disk.lay(before), tmp_path / f"{at}.log"
-            options = {"url": store.url, "life": life.name, "level": level, "at": at, "kind": kind}
+            options = {"run": store.url, "life": life.name, "level": level, "at": at, "kind": kind}
             status = start(launcher, log, options).end()
             text = log.read_text()
             assert status == (0 if "ended" in text.split() else CRASHED), text

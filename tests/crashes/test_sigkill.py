@@ -1,13 +1,14 @@
 """Real SIGKILL, again and again, of a process that does nothing but save: no torn load, nothing published is lost.
 
-Of every five kills one comes at an instant of our clock; three come at a system call, one of each part of a save; and
-one between two saves. The next process looks, verifies and resumes, and is killed in its turn.
+Of every five kills one comes at an instant of our clock; three come at a system call or a request, one of each part of
+a save; and one between two saves. The next process looks, verifies and resumes, and is killed in its turn.
 """
 
 from __future__ import annotations
 
 import random
 import signal
+import uuid
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +17,14 @@ import pytest
 
 from spotsafe.events import CheckpointPublished, Event, IndexWritten
 from spotsafe.storage.local import LocalStore
-from tests.crashes.lives import Seen, judge, names_in
-from tests.crashes.places import Disk
+from spotsafe.storage.store import Store
+from tests.crashes.lives import STRIDE, Seen, judge, names_in
+from tests.crashes.places import Disk, Place, Seaweed
 from tests.crashes.process import Step, start, train
 from tests.crashes.steps import Steps
 from tests.e2e.processes import Launcher, Process
 from tests.proof import record as write_down
+from tests.servers import Server
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +35,7 @@ SAVES = 3
 
 @dataclass
 class Timeline:
-    """Which system calls an undisturbed process makes in which part of its saves, counted from 1."""
+    """Which steps an undisturbed process makes in which part of its saves, counted from 1."""
 
     steps: Steps = field(default_factory=Steps)
     phase: str = "start"
@@ -58,14 +61,12 @@ def phase_after(word: str, before: str) -> str:
     return words.get(word, before)
 
 
-@pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+def timeline(place: Place, store: Store, *, stride: int) -> dict[str, list[int]]:
     """Of a process that resumes, and saves three times."""
-    store = LocalStore(tmp_path_factory.mktemp("timeline"))
-    train(store, lambda _: None, saves=SAVES)
+    train(store, lambda _: None, saves=SAVES, stride=stride)
     line = Timeline()
-    with Disk(Path()).faulty(store, "inside", line.steps) as watched:
-        train(watched, line.tell, saves=SAVES)
+    with place.faulty(store, "inside", line.steps) as watched:
+        train(watched, line.tell, saves=SAVES, stride=stride)
     return line.calls
 
 
@@ -75,7 +76,11 @@ class Campaign:
 
     launcher: Launcher
     folder: Path
+    run: dict[str, object]
+    """Which run, for the processes."""
     calls: dict[str, list[int]]
+    life_s: float
+    """Within so many seconds come those at instants of our clock."""
     chance: random.Random
     seen: Seen = field(default_factory=set)
     hits: Counter[str] = field(default_factory=Counter)
@@ -88,7 +93,7 @@ class Campaign:
         log = self.folder / f"{number}.log"
         if way == "clock":
             process = self._start(log)
-            process.wait(self.chance.uniform(0.0, 0.3))
+            process.wait(self.chance.uniform(0.0, self.life_s))
             status = process.kill()
         elif way == "between":
             status = self._start(log, phase="training", count=self.chance.randint(1, SAVES + 1)).end()
@@ -100,8 +105,17 @@ class Campaign:
         self._judge(text, way)
 
     def _start(self, log: Path, **options: object) -> Process:
-        run = {"url": str(self.folder / "run"), "life": "train", "level": "inside", "die": "kill", **options}
-        return start(self.launcher, log, run)
+        told = {"life": "train", "level": "inside", "die": "kill", **self.run, **options}
+        return start(self.launcher, log, told)
+
+    def prove(self, kills: int, store: Store, what: str) -> None:
+        """Kill so often, judge what is left, and write down what was hit."""
+        for number in range(kills):
+            self.kill(number)
+        judge(store, self.seen)
+        assert all(self.hits[phase] >= kills // 20 for phase in ("between", *PHASES)), self.hits
+        counts = {name.replace(" ", "_"): count for name, count in self.hits.items()}
+        write_down(what, kills=kills, **counts, checkpoints=self.checkpoints)
 
     def _judge(self, text: str, way: str) -> None:
         phase = "start"
@@ -120,14 +134,22 @@ class Campaign:
 
 
 @pytest.mark.parametrize("kills", [60, pytest.param(300, marks=pytest.mark.prove)])
-def test_killed_while_saving(
-    launcher: Launcher, calls: dict[str, list[int]], tmp_path: Path, kills: int
-) -> None:
+def test_killed_while_saving(launcher: Launcher, tmp_path: Path, kills: int) -> None:
     """Each process finds the newest two checkpoints that any before it has announced, and all that it finds whole."""
-    campaign = Campaign(launcher, tmp_path, calls, random.Random(kills))
-    for number in range(kills):
-        campaign.kill(number)
-    judge(LocalStore(tmp_path / "run"), campaign.seen)
-    assert all(campaign.hits[phase] >= kills // 20 for phase in ("between", *PHASES)), campaign.hits
-    counts = {name.replace(" ", "_"): count for name, count in campaign.hits.items()}
-    write_down("SIGKILL of a process that saves", kills=kills, **counts, checkpoints=campaign.checkpoints)
+    calls = timeline(Disk(tmp_path), LocalStore(tmp_path / "timeline"), stride=1)
+    run: dict[str, object] = {"run": str(tmp_path / "run")}
+    campaign = Campaign(launcher, tmp_path, run, calls, life_s=0.3, chance=random.Random(kills))
+    campaign.prove(kills, LocalStore(tmp_path / "run"), "SIGKILL of a process that saves on local disk")
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.prove)])
+def test_killed_while_saving_to_seaweedfs(
+    launcher: Launcher, seaweedfs: Server, tmp_path: Path, kills: int
+) -> None:
+    """The same by boto3: bodies are cut short, and requests come to an end when nobody waits for them any more."""
+    seaweed, name = Seaweed(seaweedfs.endpoint), uuid.uuid4().hex
+    calls = timeline(seaweed, seaweed.store(f"{name}-timeline"), stride=STRIDE)
+    run: dict[str, object] = {"run": name, "endpoint": seaweedfs.endpoint, "stride": STRIDE}
+    campaign = Campaign(launcher, tmp_path, run, calls, life_s=2.0, chance=random.Random(kills))
+    campaign.prove(kills, seaweed.store(name), "SIGKILL of a process that saves on SeaweedFS")
+    seaweed.close()
