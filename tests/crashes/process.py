@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spotsafe.checkpoint.verify import verify
-from spotsafe.events import CheckpointPublished, Event
+from spotsafe.events import CheckpointPublished, Event, IndexWritten
 from spotsafe.storage.local import LocalStore
 from spotsafe.storage.retrying import RetryingStore
 from spotsafe.storage.store import Store
@@ -36,9 +36,9 @@ TRAINING_S = 0.002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Event):
-    """The process is in another phase."""
+    """The process has come so far."""
 
-    phase: str
+    word: str
     detail: str = ""
 
 
@@ -70,17 +70,17 @@ def train(store: Store, tell: Tell, *, saves: int | None = None, stride: int = 1
     names = published(store)
     for name in names:
         assert verify(store, name) == [], f"{name} is whole"
-    tell(Step(phase="found", detail=" ".join(map(str, names))))
+    tell(Step(word="found", detail=" ".join(map(str, names))))
     newest = resume(store)
     assert (newest is None) if not names else (newest is not None and newest >= names[0])
     attempt = TwoRanks(store, tell=tell)
     step = LARGE if newest is None else newest.step
     while saves is None or len(attempt.results) < saves:
-        tell(Step(phase="training"))
+        tell(Step(word="training"))
         time.sleep(TRAINING_S)
         step += stride
         attempt.now += AGED_S
-        tell(Step(phase="saving", detail=str(attempt.name_of(step))))
+        tell(Step(word="saving", detail=str(attempt.name_of(step))))
         result = attempt.save(step)
         assert result.published, result
         assert result.error is None, result
@@ -88,34 +88,54 @@ def train(store: Store, tell: Tell, *, saves: int | None = None, stride: int = 1
 
 def told(event: Event) -> None:
     """Say an event."""
-    if isinstance(event, Step):
-        say(event.phase, event.detail)
-    else:
-        say(type(event).__name__, event.checkpoint if isinstance(event, CheckpointPublished) else "")
+    detail = event.checkpoint if isinstance(event, CheckpointPublished) else getattr(event, "detail", "")
+    say(said(event), detail)
 
 
-class KillAtPhase:
-    """Ends the process when a phase begins for the `count`-th time, from 1, after it was told."""
+def said(event: Event) -> str:
+    """The first word of the line for an event."""
+    return event.word if isinstance(event, Step) else type(event).__name__
 
-    def __init__(self, phase: str, count: int) -> None:
-        self._phase, self._left = phase, count
+
+def phase_after(word: str, before: str) -> str:
+    """Where a process is once it has said a line that begins with this word."""
+    words = {"training": "between", "saving": "writing"}
+    words |= {IndexWritten.__name__: "publish", CheckpointPublished.__name__: "retention"}
+    return words.get(word, before)
+
+
+class Aim:
+    """Lets a step of a phase go wrong, after everything was told; in the phase between two saves there are none.
+
+    Args:
+        steps: where they are made.
+        phase: which one.
+        count: which time that it begins, from 1.
+        at: which of its steps, from 1.
+    """
+
+    def __init__(self, steps: Steps, *, phase: str, count: int, at: int) -> None:
+        self._steps, self._wanted, self._left, self._at = steps, phase, count, at
+        self._phase = "start"
 
     def __call__(self, event: Event) -> None:
         told(event)
-        if isinstance(event, Step) and event.phase == self._phase:
+        before, self._phase = self._phase, phase_after(said(event), self._phase)
+        if self._phase == self._wanted != before:
             self._left -= 1
-            if self._left == 0:
+            if self._left == 0 and self._phase == "between":
                 kill_myself()
+            elif self._left == 0:
+                self._steps.aim(self._at)
 
 
 def main() -> None:
     """Do what the environment says."""
     options: dict[str, Any] = json.loads(os.environ[OPTIONS])
     dies: dict[str, Callable[[], None]] = {"exit": kill_process, "kill": kill_myself}
+    aim = options.get("aim")
     steps = Steps(options.get("at", 0), options.get("kind", "before"), die=dies[options.get("die", "exit")])
-    tell: Tell = told
-    if "phase" in options:
-        tell = KillAtPhase(options["phase"], options["count"])
+    tell = told if aim is None else Aim(steps, **aim)
     lives: dict[str, Callable[[Store, Tell], object]] = {life.name: life.live for life in (SAVING, CLEANING)}
     lives["train"] = partial(train, stride=options.get("stride", 1))
     place, store = opened(options["run"], options.get("endpoint"))

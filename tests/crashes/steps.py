@@ -56,6 +56,11 @@ class Steps:
         self._at, self._kind, self._die, self._dead = at, kind, die, False
         self._last = at + (kind == "lost twice")
 
+    def aim(self, at: int) -> None:
+        """Let this step go wrong instead, counted from now on."""
+        self._last += len(self.made) + at - self._at
+        self._at = len(self.made) + at
+
     def make(self, what: str, do: Callable[[], T], *, lost: Callable[[], Exception]) -> T:
         """Make a step, or let it go wrong; `lost` is the error of an answer that never came."""
         self.made.append(what)

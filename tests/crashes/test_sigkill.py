@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from spotsafe.events import CheckpointPublished, Event, IndexWritten
+from spotsafe.events import CheckpointPublished, Event
 from spotsafe.storage.local import LocalStore
 from spotsafe.storage.store import Store
 from tests.crashes.lives import STRIDE, Seen, judge, names_in
 from tests.crashes.places import Disk, Place, Seaweed
-from tests.crashes.process import Step, start, train
+from tests.crashes.process import phase_after, said, start, train
 from tests.crashes.steps import Steps
 from tests.e2e.processes import Launcher, Process
 from tests.proof import record as write_down
@@ -35,30 +35,19 @@ SAVES = 3
 
 @dataclass
 class Timeline:
-    """Which steps an undisturbed process makes in which part of its saves, counted from 1."""
+    """How many steps an undisturbed process makes in each part of its saves, each time."""
 
     steps: Steps = field(default_factory=Steps)
+    lengths: dict[str, list[int]] = field(default_factory=dict)
     phase: str = "start"
-    calls: dict[str, list[int]] = field(default_factory=dict)
     begun: int = 0
 
     def tell(self, event: Event) -> None:
-        """Another phase begins."""
-        done = len(self.steps.made)
-        self.calls.setdefault(self.phase, []).extend(range(self.begun + 1, done + 1))
-        self.phase, self.begun = phase_after(said(event), self.phase), done
-
-
-def said(event: Event) -> str:
-    """The first word of the line that a process writes for an event."""
-    return event.phase if isinstance(event, Step) else type(event).__name__
-
-
-def phase_after(word: str, before: str) -> str:
-    """Where a process is once it has said this."""
-    words = {"training": "between", "saving": "writing"}
-    words |= {IndexWritten.__name__: "publish", CheckpointPublished.__name__: "retention"}
-    return words.get(word, before)
+        """Something begins."""
+        after, done = phase_after(said(event), self.phase), len(self.steps.made)
+        if after != self.phase:
+            self.lengths.setdefault(self.phase, []).append(done - self.begun)
+            self.phase, self.begun = after, done
 
 
 def timeline(place: Place, store: Store, *, stride: int) -> dict[str, list[int]]:
@@ -67,7 +56,7 @@ def timeline(place: Place, store: Store, *, stride: int) -> dict[str, list[int]]
     line = Timeline()
     with place.faulty(store, "inside", line.steps) as watched:
         train(watched, line.tell, saves=SAVES, stride=stride)
-    return line.calls
+    return line.lengths
 
 
 @dataclass
@@ -78,7 +67,8 @@ class Campaign:
     folder: Path
     run: dict[str, object]
     """Which run, for the processes."""
-    calls: dict[str, list[int]]
+    lengths: dict[str, list[int]]
+    """Of each phase, each time: in steps."""
     life_s: float
     """Within so many seconds come those at instants of our clock."""
     chance: random.Random
@@ -95,11 +85,14 @@ class Campaign:
             process = self._start(log)
             process.wait(self.chance.uniform(0.0, self.life_s))
             status = process.kill()
-        elif way == "between":
-            status = self._start(log, phase="training", count=self.chance.randint(1, SAVES + 1)).end()
         else:
-            at, kind = self.chance.choice(self.calls[way]), self.chance.choice(["before", "after"])
-            status = self._start(log, at=at, kind=kind).end()
+            count = self.chance.randrange(SAVES - 1)
+            aim = {
+                "phase": way,
+                "count": count + 1,
+                "at": self.chance.randint(1, self.lengths[way][count] or 1),
+            }
+            status = self._start(log, aim=aim, kind=self.chance.choice(["before", "after"])).end()
         text = log.read_text()
         assert status == -signal.SIGKILL, text
         self._judge(text, way)
@@ -113,7 +106,7 @@ class Campaign:
         for number in range(kills):
             self.kill(number)
         judge(store, self.seen)
-        assert all(self.hits[phase] >= kills // 20 for phase in ("between", *PHASES)), self.hits
+        assert all(self.hits[phase] >= kills // 10 for phase in ("between", *PHASES)), self.hits
         counts = {name.replace(" ", "_"): count for name, count in self.hits.items()}
         write_down(what, kills=kills, **counts, checkpoints=self.checkpoints)
 
@@ -136,9 +129,9 @@ class Campaign:
 @pytest.mark.parametrize("kills", [60, pytest.param(300, marks=pytest.mark.prove)])
 def test_killed_while_saving(launcher: Launcher, tmp_path: Path, kills: int) -> None:
     """Each process finds the newest two checkpoints that any before it has announced, and all that it finds whole."""
-    calls = timeline(Disk(tmp_path), LocalStore(tmp_path / "timeline"), stride=1)
+    lengths = timeline(Disk(tmp_path), LocalStore(tmp_path / "timeline"), stride=1)
     run: dict[str, object] = {"run": str(tmp_path / "run")}
-    campaign = Campaign(launcher, tmp_path, run, calls, life_s=0.3, chance=random.Random(kills))
+    campaign = Campaign(launcher, tmp_path, run, lengths, life_s=0.3, chance=random.Random(kills))
     campaign.prove(kills, LocalStore(tmp_path / "run"), "SIGKILL of a process that saves on local disk")
 
 
@@ -148,8 +141,8 @@ def test_killed_while_saving_to_seaweedfs(
 ) -> None:
     """The same by boto3: bodies are cut short, and requests come to an end when nobody waits for them any more."""
     seaweed, name = Seaweed(seaweedfs.endpoint), uuid.uuid4().hex
-    calls = timeline(seaweed, seaweed.store(f"{name}-timeline"), stride=STRIDE)
+    lengths = timeline(seaweed, seaweed.store(f"{name}-timeline"), stride=STRIDE)
     run: dict[str, object] = {"run": name, "endpoint": seaweedfs.endpoint, "stride": STRIDE}
-    campaign = Campaign(launcher, tmp_path, run, calls, life_s=2.0, chance=random.Random(kills))
+    campaign = Campaign(launcher, tmp_path, run, lengths, life_s=2.0, chance=random.Random(kills))
     campaign.prove(kills, seaweed.store(name), "SIGKILL of a process that saves on SeaweedFS")
     seaweed.close()
