@@ -1,4 +1,4 @@
-"""One fork server for all these tests."""
+"""One fork server, and one client of a bucket."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.crashes.places import Seaweed
 from tests.e2e import processes
 from tests.e2e.processes import Launcher
+from tests.servers import Server
 
 
 @pytest.fixture(autouse=True)
 def as_long_as_it_takes() -> None:
     """All steps take minutes, and each wait in them is bounded by itself."""
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="module")
+def bucket(seaweedfs: Server) -> Iterator[Seaweed]:
+    """A bucket of a real server, by boto3."""
+    seaweed = Seaweed(seaweedfs.endpoint)
+    yield seaweed
+    seaweed.close()
 
 
 @pytest.fixture(scope="session")

@@ -95,12 +95,16 @@ class Seaweed:
 
     Args:
         endpoint: of a real server.
+
+    Attributes:
+        endpoint: the same.
     """
 
     name = "SeaweedFS"
     inside = "request"
 
     def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
         self._options = {
             "endpoint_url": endpoint,
             "aws_access_key_id": KEY,

@@ -42,14 +42,6 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
         yield Disk(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.fixture(scope="module")
-def bucket(request: pytest.FixtureRequest) -> Iterator[Seaweed]:
-    """A bucket of a real server, by boto3."""
-    seaweed = Seaweed(request.getfixturevalue("seaweedfs").endpoint)
-    yield seaweed
-    seaweed.close()
-
-
 def once(place: Place, life: Life, level: Level, steps: Steps) -> bool:
     """Live with these steps, and go on; whether the life came to its end."""
     before, ended = life.before(), False

@@ -24,7 +24,6 @@ from tests.crashes.process import phase_after, said, start, train
 from tests.crashes.steps import Steps
 from tests.e2e.processes import Launcher, Process
 from tests.proof import record as write_down
-from tests.servers import Server
 
 pytestmark = pytest.mark.slow
 
@@ -137,12 +136,11 @@ def test_killed_while_saving(launcher: Launcher, tmp_path: Path, kills: int) -> 
 
 @pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.prove)])
 def test_killed_while_saving_to_seaweedfs(
-    launcher: Launcher, seaweedfs: Server, tmp_path: Path, kills: int
+    launcher: Launcher, bucket: Seaweed, tmp_path: Path, kills: int
 ) -> None:
     """The same by boto3: bodies are cut short, and requests come to an end when nobody waits for them any more."""
-    seaweed, name = Seaweed(seaweedfs.endpoint), uuid.uuid4().hex
-    lengths = timeline(seaweed, seaweed.store(f"{name}-timeline"), stride=STRIDE)
-    run: dict[str, object] = {"run": name, "endpoint": seaweedfs.endpoint, "stride": STRIDE}
+    name = uuid.uuid4().hex
+    lengths = timeline(bucket, bucket.store(f"{name}-timeline"), stride=STRIDE)
+    run: dict[str, object] = {"run": name, "endpoint": bucket.endpoint, "stride": STRIDE}
     campaign = Campaign(launcher, tmp_path, run, lengths, life_s=2.0, chance=random.Random(kills))
-    campaign.prove(kills, seaweed.store(name), "SIGKILL of a process that saves on SeaweedFS")
-    seaweed.close()
+    campaign.prove(kills, bucket.store(name), "SIGKILL of a process that saves on SeaweedFS")
