@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 from collections.abc import Iterator
 
 import pytest
@@ -11,12 +10,6 @@ from tests.crashes.places import Seaweed
 from tests.e2e import processes
 from tests.e2e.processes import Launcher
 from tests.servers import Server
-
-
-@pytest.fixture(autouse=True)
-def as_long_as_it_takes() -> None:
-    """All steps take minutes, and each wait in them is bounded by itself."""
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="module")
