@@ -26,6 +26,7 @@
     |   |-- RunInUse (RuntimeError)                another job, or this process, runs on this folder
     |   |-- LookAhead (RuntimeError)               a step was asked for before the body of the last one ran
     |   `-- LoaderNotResumable (TypeError)         a loader whose position cannot be kept
+    |-- NotEnoughMemory (MemoryError)            the machine is too small for what is to be read
     |-- WatcherUnavailable (ConnectionError)       a source of reclaim notices could not be asked
     `-- SaveFailed (RuntimeError)                  saves in the background failed
 
@@ -214,6 +215,10 @@ class LookAhead(RunError, RuntimeError):
 
 class LoaderNotResumable(RunError, TypeError):
     """A data loader whose position in the data cannot be kept over a restart."""
+
+
+class NotEnoughMemory(SpotsafeError, MemoryError):
+    """A checkpoint, or a part of it, does not fit into memory. Never taken for damage: a larger machine may read it."""
 
 
 class WatcherUnavailable(SpotsafeError, ConnectionError):

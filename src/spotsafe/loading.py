@@ -17,6 +17,7 @@ from spotsafe.checkpoint.index import Index, Slice, TensorEntry, tiling_problem
 from spotsafe.checkpoint.layout import MANIFEST
 from spotsafe.checkpoint.naming import Contents, Json, contents
 from spotsafe.checkpoint.ranges import Range, check_sizes, read_ranges
+from spotsafe.checkpoint.room import check_room, room_for
 from spotsafe.checkpoint.typed_values import tensor_names
 from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, StateMismatch, StorageNotFound
 from spotsafe.storage.open import open_store
@@ -89,6 +90,7 @@ def load(
         StateMismatch: it holds nothing of a name or pattern (a ValueError); names the nearest.
         DamagedCheckpoint: bytes differ from what was published. No older checkpoint is taken instead.
         UnsupportedFormat: a newer spotsafe wrote it.
+        NotEnoughMemory: what was asked for does not fit into memory.
         StorageError: it could not be read.
     """
     return with_checkpoint(url, lambda opened: decode(opened, _choose(opened, names)))
@@ -154,7 +156,10 @@ def read_tensors(opened: Opened, names: Collection[str]) -> dict[str, torch.Tens
         wanted = {one: entries[one] for one in names}
         files = {piece.file for parts in wanted.values() for entry in parts for piece in entry.slices}
     check_sizes(opened.store, name, opened.indexes, files)
-    with collection_paused():
+    sizes = [piece.nbytes for parts in wanted.values() for entry in parts for piece in entry.slices]
+    what = f"{opened.name} (of {', '.join(sorted(files)[:_SHOWN])})"
+    check_room(sum(sizes), what=what)
+    with collection_paused(), room_for(what, by_torch=True):
         filling = Filling(wanted)
         ranges = list(filling.ranges())
     read_ranges(opened.store, name, opened.indexes, ranges)
@@ -169,7 +174,8 @@ def read_slices(opened: Opened, wanted: Sequence[tuple[TensorEntry, Slice]]) -> 
         As `read_tensors`.
     """
     check_sizes(opened.store, opened.candidate.name, opened.indexes, {piece.file for _, piece in wanted})
-    memory = [new_bytes(piece.nbytes) for _, piece in wanted]
+    with room_for(f"{len(wanted)} slices of {opened.name}", by_torch=True):
+        memory = [new_bytes(piece.nbytes) for _, piece in wanted]
     ranges = [
         Range(piece.file, piece.start, view_of(data)) for (_, piece), data in zip(wanted, memory, strict=True)
     ]

@@ -22,6 +22,7 @@ from spotsafe.checkpoint.candidates import Candidate, Listing, candidates, read_
 from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, tiling_problem
 from spotsafe.checkpoint.layout import CheckpointName, is_frozen_file
 from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.checkpoint.room import check_room, room_for
 from spotsafe.errors import (
     DamagedCheckpoint,
     NoUsableCheckpoint,
@@ -235,7 +236,7 @@ def load_chosen(
         StorageNotFound: a file is gone, and so is the checkpoint: look again and choose again.
         StorageError: it could not be read.
         UnsupportedFormat: its index needs a newer spotsafe.
-        MemoryError: it does not fit into memory.
+        NotEnoughMemory: it does not fit into memory.
     """
     try:
         return load_verified(store, choice.candidate, emit=emit, threads=threads)
@@ -272,7 +273,7 @@ def load_verified(
         DamagedCheckpoint: bytes differ from what was published, also at a second read.
         StorageNotFound: a file is not there.
         StorageError: it could not be read.
-        MemoryError: it does not fit into memory.
+        NotEnoughMemory: it does not fit into memory.
     """
     assert candidate.manifest is not None
     name, manifest, started = candidate.name, candidate.manifest, time.monotonic()
@@ -280,6 +281,10 @@ def load_verified(
     indexes = _read_indexes(store, candidate)
     files: dict[str, torch.Tensor] = {}
     with _pool(threads) as pool:
+        # Sizes come first: nobody makes room for what an index claims before it is known to be there.
+        entries = [entry for index in indexes for entry in index.files]
+        finish([pool.submit(check_size, store, name, entry) for entry in entries])
+        _check_room(name, entries)
         for index in indexes:
             files.update(_read_files(store, name, index, pool))
     with collection_paused():
@@ -333,9 +338,7 @@ def _pool(threads: int) -> Executor:
 
 
 def _read_files(store: Store, name: CheckpointName, index: Index, pool: Executor) -> dict[str, torch.Tensor]:
-    # Sizes come first: nobody makes room for what an index claims before it is known to be there.
-    finish([pool.submit(check_size, store, name, entry) for entry in index.files])
-    files = {entry.name: _room(entry) for entry in index.files}
+    files = {entry.name: _room(name, entry) for entry in index.files}
     jobs = [
         pool.submit(read_block, store, name, block, memory)
         for entry in index.files
@@ -345,11 +348,16 @@ def _read_files(store: Store, name: CheckpointName, index: Index, pool: Executor
     return files
 
 
-def _room(entry: FileEntry) -> torch.Tensor:
-    try:
+def _check_room(name: CheckpointName, entries: Sequence[FileEntry]) -> None:
+    if entries:
+        largest = max(entries, key=lambda entry: entry.size)
+        needed = sum(entry.size for entry in entries)
+        check_room(needed, what=f"{name} (its largest file is {largest.shown()})")
+
+
+def _room(name: CheckpointName, entry: FileEntry) -> torch.Tensor:
+    with room_for(f"{name}/{entry.shown()}", by_torch=True):
         return torch.empty(entry.size, dtype=torch.uint8, device=CPU)
-    except RuntimeError as error:  # how torch says it
-        raise MemoryError(f"no {entry.size} bytes of memory for {entry.shown()}: {error}") from error
 
 
 def _blocks(
@@ -384,7 +392,8 @@ def _tensor(entries: Sequence[TensorEntry], files: Mapping[str, torch.Tensor]) -
         piece = slices[0]
         data = files[piece.file][piece.start : piece.start + piece.nbytes]
         return data.view(dtype).view(first.shape)
-    whole = torch.empty((*first.shape, item), dtype=torch.uint8, device=CPU)
+    with room_for(f"{first.name}, of {slices[0].file}", by_torch=True):
+        whole = torch.empty((*first.shape, item), dtype=torch.uint8, device=CPU)
     for piece in slices:
         data = files[piece.file][piece.start : piece.start + piece.nbytes]
         target = whole

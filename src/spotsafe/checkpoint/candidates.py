@@ -25,6 +25,7 @@ from spotsafe.checkpoint.layout import (
 )
 from spotsafe.checkpoint.manifest import Manifest, Marker, Part
 from spotsafe.checkpoint.pins import pinned_manifest
+from spotsafe.checkpoint.room import room_for
 from spotsafe.errors import (
     DamagedCheckpoint,
     SpotsafeError,
@@ -192,11 +193,13 @@ def read_index(store: Store, candidate: Candidate, part: Part) -> Index:
         StorageError: it could not be read; `StorageNotFound` if it is gone.
         DamagedCheckpoint: it is not what was published.
         UnsupportedFormat: a newer spotsafe wrote it.
+        NotEnoughMemory: it does not fit into memory.
     """
-    try:
-        return _read_index_once(store, candidate, part)
-    except DamagedCheckpoint:
-        return _read_index_once(store, candidate, part)
+    with room_for(f"{candidate.name}/{part.file}"):
+        try:
+            return _read_index_once(store, candidate, part)
+        except DamagedCheckpoint:
+            return _read_index_once(store, candidate, part)
 
 
 def missing_from(manifest: Manifest, folders: Mapping[CheckpointName, Mapping[str, int]]) -> str:
@@ -255,9 +258,12 @@ def _read_once(store: Store, name: CheckpointName) -> Candidate:
 
 def _read_index_once(store: Store, candidate: Candidate, part: Part) -> Index:
     # It brings numpy, a tenth of a second that a mere listing should not pay.
-    from spotsafe.checkpoint.index import decode_index  # noqa: PLC0415 - listing runs needs no index
+    from spotsafe.checkpoint.index import MAX_BYTES, decode_index  # noqa: PLC0415 - listing runs needs no index
 
     name = candidate.name
+    if part.size > MAX_BYTES:
+        reason = f"its manifest says {part.size} bytes, more than the {MAX_BYTES} it may have"
+        raise DamagedCheckpoint(checkpoint=str(name), file=part.file, reason=reason)
     data = _read_whole(store, name, part.file, limit=part.size)
     if len(data) != part.size:
         reason = f"has {len(data)} bytes, not {part.size}"

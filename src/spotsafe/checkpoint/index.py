@@ -29,8 +29,8 @@ from spotsafe.checkpoint.versions import (
 )
 from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
 
-MAX_BYTES = 1 << 30
-"""What an index may have at most, in bytes."""
+MAX_BYTES = 1 << 28
+"""What an index may have at most, in bytes. A reader needs some twenty times as much memory, if it is made for that."""
 
 
 class _Document(msgspec.Struct, kw_only=True):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.coverage import box_fault, tiling_fault
 from spotsafe.checkpoint.digest import block_count
+from spotsafe.checkpoint.image import MAX_HEADER
 from spotsafe.checkpoint.index_values import ROLES, FileEntry, Index, Slice, TensorEntry
 from spotsafe.checkpoint.layout import CheckpointName, is_data_file, is_frozen_file, rank_of
 from spotsafe.checkpoint.typed_values import tensor_names
@@ -20,7 +21,8 @@ _MAX_INT = (1 << 63) - 1
 _MAX_DIMENSIONS = 64
 _END_BITS = 64
 _END = (1 << _END_BITS) - 1
-_MAX_BLOCK = 1 << 30  # what a verifying reader has to hold at once
+_MAX_BLOCK = 1 << 26  # what a verifying reader has to hold, several at once
+_MAX_HEADER = MAX_HEADER + 8  # with the field that says how long it is
 _MAX_ITEM = max(info.item_bytes for info in dtypes.DTYPES.values())
 
 
@@ -94,6 +96,9 @@ def check_tensors(index: Index, *, complete: bool) -> None:
                 spans[piece.file].append(piece.start << _END_BITS | piece.start + piece.nbytes)
     for name, of_file in spans.items():
         _check_disjoint(name, of_file)
+        # Without gaps: so a sparse file of a terabyte needs a tensor of one, which a program does not expect.
+        if sizes[name] - sum((span & _END) - (span >> _END_BITS) for span in of_file) > _MAX_HEADER:
+            raise ValueError(f"{name}: {sizes[name]} bytes are more than its tensors and a header have")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from spotsafe.checkpoint.blocks import Block, block_of, check_size, finish, read_block
 from spotsafe.checkpoint.index_values import FileEntry, Index
 from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.checkpoint.room import room_for
 from spotsafe.storage.store import Store
 
 THREADS = 8
@@ -93,7 +94,8 @@ def _fill(store: Store, name: CheckpointName, block: Block, parts: Sequence[Rang
     if at >= 0 and at + block.size <= len(first.memory) and len(parts) == 1:
         read_block(store, name, block, first.memory[at : at + block.size])
         return
-    buffer = memoryview(bytearray(block.size))
+    with room_for(f"{name}/{block.file}"):
+        buffer = memoryview(bytearray(block.size))
     read_block(store, name, block, buffer)
     for part in parts:
         low = max(block.start, part.start)

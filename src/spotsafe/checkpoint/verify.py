@@ -18,6 +18,7 @@ from spotsafe.checkpoint.index import FileEntry, Index
 from spotsafe.checkpoint.layout import MANIFEST, CheckpointName
 from spotsafe.checkpoint.manifest import Part
 from spotsafe.checkpoint.ranges import Range, read_ranges
+from spotsafe.checkpoint.room import room_for
 from spotsafe.errors import DamagedCheckpoint, StorageNotFound, UnsupportedFormat, UnsupportedState
 from spotsafe.storage.store import Store
 
@@ -109,7 +110,8 @@ def _read_blocks(
 ) -> tuple[bytearray, list[str]]:
     """The file's header, verified, and why each block that differs also at a second read is not as published."""
     header, bad = bytearray(), []
-    buffer = memoryview(bytearray(min(index.block_size, file.size)))
+    with room_for(f"{name}/{file.shown()}"):
+        buffer = memoryview(bytearray(min(index.block_size, file.size)))
     for number in blocks:
         block = block_of(name, file, number, block_size=index.block_size)
         try:

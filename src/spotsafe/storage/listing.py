@@ -19,23 +19,22 @@ _MAX_PAGES = 100_000
 """Pages of a listing: they hold a thousand names each, but for some that a server has gone over in vain."""
 
 
-def bounded(found: Iterable[T], *, where: str, path: str, limit: int | None = None) -> Iterator[T]:
+def bounded(found: Iterable[T], *, where: str, path: str, before: int = 0) -> Iterator[T]:
     """The same, one by one, as long as there are not more than a run can have.
 
     Args:
         found: what a listing shows.
         where: what is listed, for people.
         path: the same inside the run.
-        limit: how many there may be; `MAX_NAMES` by default.
+        before: how many were found elsewhere in the same listing.
 
     Raises:
         StorageError: there are more.
     """
-    most = MAX_NAMES if limit is None else limit
-    for number, one in enumerate(found):
-        if number >= most:
+    for number, one in enumerate(found, before):
+        if number >= MAX_NAMES:
             raise StorageError(
-                f"{where} holds more than {most} names, and a run has only some thousands; "
+                f"{where} holds more than {MAX_NAMES} names, and a run has only some thousands; "
                 "remove what is not of this run",
                 path=path,
             )

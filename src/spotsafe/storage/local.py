@@ -27,6 +27,7 @@ from spotsafe.errors import (
     StorageUnavailable,
 )
 from spotsafe.storage.failures import too_large, translated
+from spotsafe.storage.listing import bounded
 from spotsafe.storage.paths import check_folder, check_path, is_temporary, temporary_name
 from spotsafe.storage.placing import place_new
 from spotsafe.storage.store import Entry
@@ -218,7 +219,9 @@ class LocalStore:
         start = self._inside_folder(folder)
         with translated("list", path=folder, where=start):
             try:
-                return sorted(name for name in os.listdir(start) if not is_temporary(name))
+                with os.scandir(start) as entries:
+                    found = bounded((entry.name for entry in entries), where=start, path=folder)
+                    return sorted(name for name in found if not is_temporary(name))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -391,13 +394,14 @@ def _rename_over(temporary: str, final: str) -> bool:
 
 def _walk(folder: str) -> Iterator[os.DirEntry[str]]:
     """Everything below a folder that is no folder. What vanishes while we look is not there."""
-    pending = [folder]
+    pending, seen = [folder], 0
     while pending:
         try:
             with os.scandir(pending.pop()) as entries:
-                found = list(entries)
+                found = list(bounded(entries, where=folder, path="", before=seen))
         except (FileNotFoundError, NotADirectoryError):
             continue
+        seen += len(found)
         for entry in found:
             if entry.is_dir(follow_symlinks=False):
                 pending.append(entry.path)

@@ -1,0 +1,92 @@
+"""Memory for what a checkpoint says it holds: refused in words where there can be none.
+
+A checkpoint is untrusted data, and a sparse file of a terabyte takes no room on a disk. Most systems promise more
+memory than they have and kill whoever uses it, so what can never fit is refused before it is asked for. What might
+fit is tried: nobody's resume fails for a guess.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from spotsafe.errors import NotEnoughMemory
+from spotsafe.human import size
+
+_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def check_room(needed: int, *, what: str, capacity: int | None = None) -> None:
+    """Refuse what this machine, or this container, could not hold if it did nothing else.
+
+    Args:
+        needed: bytes.
+        what: which needs them, for people.
+        capacity: bytes of all memory; asked of the system by default.
+
+    Raises:
+        NotEnoughMemory: it can never fit.
+    """
+    most = memory_capacity() if capacity is None else capacity
+    if most is not None and needed > most:
+        raise NotEnoughMemory(
+            f"{what} needs {size(needed)} of memory, and there are {size(most)} in all. Use a machine with more, "
+            "or `spotsafe.load(url, names)` for a part of a checkpoint"
+        )
+
+
+@contextmanager
+def room_for(what: str, *, by_torch: bool = False) -> Iterator[None]:
+    """Say which file it is that the system grants no memory for.
+
+    Args:
+        what: the file, and the checkpoint it is of.
+        by_torch: whether the body does nothing but ask torch for memory, which says no by a RuntimeError.
+
+    Raises:
+        NotEnoughMemory: the body got none.
+    """
+    try:
+        yield
+    except NotEnoughMemory:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if not (by_torch or isinstance(error, MemoryError)):
+            raise
+        raise NotEnoughMemory(
+            f"there is not enough memory for {what}: {str(error) or 'none is left'}. Nothing was taken for damaged"
+        ) from error
+
+
+def memory_capacity() -> int | None:
+    """All memory that this process could ever have, swap included, in bytes; None where the system does not say."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+    if total <= 0:
+        return None
+    return min([total, *_cgroup_limits(_PROC, _CGROUP)]) + _swap(_PROC)
+
+
+def _swap(proc: Path) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        lines = (proc / "meminfo").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("SwapTotal:"))
+    return 0
+
+
+def _cgroup_limits(proc: Path, root: Path) -> Iterator[int]:
+    """What the groups that this process is in, and those above them, may have."""
+    with suppress(OSError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            controllers, _, path = line.partition(":")[2].partition(":")
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
+            for depth in range(len(parts) + 1):
+                with suppress(OSError, ValueError):  # "max" is no number
+                    yield int(top.joinpath(*parts[:depth], name).read_text())
