@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +13,7 @@ from spotsafe.storage.mounts import Mount, doubt_about, durability_doubt, mount_
 from spotsafe.storage.store import Entry
 from spotsafe.testing.stores import MEBIBYTE, aligned_memory, pattern_bytes, read_all
 from tests import servers
+from tests.storage.fuse import mounted_by, unmounter
 
 TABLE = r"""
 /dev/vda / ext4 rw,relatime 0 0
@@ -106,9 +103,7 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder behind a user-space file system, if this machine lets us mount one."""
-    unmount = shutil.which("fusermount3") or shutil.which("fusermount")
-    if unmount is None or not os.access("/dev/fuse", os.W_OK):
-        pytest.skip("this machine cannot mount user-space file systems (fusermount3 or /dev/fuse is missing)")
+    unmounter()
     base = tmp_path_factory.mktemp("fuse")
     behind, point = base / "behind", base / "mount"
     behind.mkdir()
@@ -116,23 +111,13 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     command = [servers.program("rclone"), "mount", str(behind), str(point)]
     command += ["--config", str(base / "none.conf"), "--cache-dir", str(base / "cache")]
     command += ["--vfs-cache-mode", "writes", "--vfs-write-back", "0s"]
-    process = servers.launch(command, folder=base)
-    try:
-        end = time.monotonic() + 20
-        while not os.path.ismount(point):
-            if process.poll() is not None or time.monotonic() > end:
-                pytest.skip(f"the mount was refused: {(base / 'output.txt').read_text()[-300:]}")
-            time.sleep(0.05)
+    with mounted_by(command, base=base, point=point):
         yield point
-    finally:
-        subprocess.run([unmount, "-u", "-z", str(point)], check=False, capture_output=True)
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.slow
 def test_a_local_store_on_a_real_mount(mounted: Path) -> None:
-    """Without hard links; few operations, for each takes its cache a second. The whole suite has its own stand-ins."""
+    """Without hard links; few operations, for each takes its cache a second. `test_fuse` has the whole suite."""
     store = LocalStore(mounted / "run")
     data = pattern_bytes(MEBIBYTE + 77)
     store.put_large("folder/large", aligned_memory(data))
