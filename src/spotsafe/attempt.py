@@ -91,7 +91,7 @@ class Attempt:
                     outcome=self.outcome,
                     code=self.code,
                     newest=self.saver.newest,
-                    in_flight=self.saver.busy,
+                    in_flight=self.saver.in_flight,
                     reason=self.loops.stop_reason if self.outcome == FINISHED else None,
                 )
             )

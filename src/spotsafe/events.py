@@ -247,7 +247,8 @@ class RunEnded(Event):
     newest: str | None
     """The newest checkpoint that this attempt published or resumed from."""
     in_flight: bool = False
-    """Whether a save was still being written, which outlives the session by a moment: the time to drain was over."""
+    """Whether something may still be written: a save that outlives the session by a moment, for the time to drain was
+    over, or the manifest of one that failed without an answer."""
     reason: str | None = None
     """Of a finished run, what `run.stop` was told, if that is what ended its last loop."""
 

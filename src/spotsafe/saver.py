@@ -119,6 +119,11 @@ class Saver:
         return not self.writer.idle
 
     @property
+    def in_flight(self) -> bool:
+        """Whether something may still be written: a save, or the manifest of one that failed."""
+        return self.busy or self.writer.undecided
+
+    @property
     def rest_of_flight_s(self) -> float | None:
         """Seconds that the save in flight probably still needs; None if none was measured yet."""
         if self.cost is None:

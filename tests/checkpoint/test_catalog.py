@@ -167,6 +167,21 @@ def test_resolve_by_full_name() -> None:
     assert resolve(store, str(name)).name == name
 
 
+def test_a_full_name_is_found_though_the_listing_is_old() -> None:
+    """Who has pinned a checkpoint asks for it by its name, which needs no listing."""
+
+    class Old(MemoryStore):
+        def names(self, folder: str) -> list[str]:
+            return [name for name in super().names(folder) if name != str(newest)]
+
+    store = three_steps()
+    newest = look(store).names[0]
+    old = Old()
+    old.objects = store.objects
+    assert newest not in look(old).names
+    assert resolve(old, str(newest)).name == newest
+
+
 def test_step_of_two_attempts_is_that_of_the_newer() -> None:
     """If two attempts saved one step, the newer attempt's is meant."""
     store = MemoryStore()

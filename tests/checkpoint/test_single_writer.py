@@ -104,6 +104,21 @@ def test_a_store_that_does_not_answer_the_trial_is_an_error() -> None:
         is_exclusive(failing, record)
 
 
+def test_a_trial_that_stays_does_not_take_the_number_from_us() -> None:
+    """It may arrive late, or the store may lose what is given back: nobody else was there."""
+
+    class Forgetful(Lying):
+        def replace(self, path: str, data: bytes) -> None:
+            pass
+
+    store = Forgetful()
+    record = take(store)
+    before = store.objects[attempt_record(record.attempt)]
+    assert not is_exclusive(store, record)
+    assert store.objects[attempt_record(record.attempt)] != before
+    assert newer_attempt(store, record.attempt, nonce=record.nonce) is None
+
+
 @pytest.mark.parametrize("kind", [Unknown, Lying])
 def test_every_answer_of_claim_and_trial_may_be_lost(kind: type[MemoryStore]) -> None:
     """With one more try the verdict is the same; without, it is an error, and the next start goes on."""

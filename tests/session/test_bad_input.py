@@ -19,6 +19,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 import spotsafe
 from spotsafe import events as ev
 from spotsafe.errors import StorageNotFolder
+from spotsafe.ledger.reading import writes_no_more
 from spotsafe.storage.local import LocalStore
 from spotsafe.storage.retrying import RetryingStore
 from spotsafe.testing.faults import CountingStore, FailingStore
@@ -376,6 +377,17 @@ def test_a_start_that_failed_makes_room_too() -> None:
     start_fails(store, spotsafe.CheckpointNotFound, resume="must")
     with Program().session(store) as run:
         assert run.attempt == 1
+
+
+def test_an_end_tells_of_a_manifest_that_may_still_arrive() -> None:
+    """The next attempt must not take the files of such a save for those of an attempt that writes no more."""
+    store = MemoryStore()
+    ill = failing(store, "create", "checkpoints", spotsafe.StorageUnavailable)
+    program = Program()
+    with pytest.raises(spotsafe.SaveFailed), program.session(ill, save_every=None) as run:
+        train(program, run)
+    assert program.of(ev.RunEnded)[0].in_flight
+    assert not writes_no_more(store, 1)
 
 
 def test_leaving_that_fails_makes_room_too() -> None:

@@ -340,6 +340,29 @@ def test_any_failure_before_the_manifest(path: str, verb: str, error: Exception)
     assert leftovers in ([], [result.name.manifest])  # a marker stays where the manifest had been tried
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_manifest_that_may_still_arrive_is_known_until_its_name_is_decided(alone: bool) -> None:
+    """By the next save where a store refuses what comes late; else never, and the attempt's end has to say so."""
+    failing = fail_at("manifest.json", StorageUnavailable("no answer"), verb="create")
+    broken = [True]
+    store = FailingStore(MemoryStore(), fail=lambda *what: failing(*what) if broken[0] else None)
+    attempt = Attempt(store, ended=(lambda _: False) if alone else None)
+    assert not attempt._uploader.undecided
+    attempt.save(1)
+    assert attempt._uploader.undecided
+    broken[0] = False
+    attempt.save(2)
+    assert attempt._uploader.undecided is alone
+
+
+def test_a_save_that_failed_before_its_manifest_is_no_such_one() -> None:
+    """Nothing of it can come to exist any more."""
+    store = FailingStore(MemoryStore(), fail=fail_at("index-00000.json", StorageUnavailable("no answer")))
+    attempt = Attempt(store)
+    assert not attempt.save(1).published
+    assert not attempt._uploader.undecided
+
+
 @pytest.mark.parametrize("path", [data_file(0, 0), data_file(0, 1), index_file(0), "manifest.json"])
 def test_full_disk_in_the_middle(path: str) -> None:
     """No space: no manifest, the space is given back at once, earlier checkpoints are good, training can go on."""

@@ -260,7 +260,14 @@ def _branch_for_people(store: Store, listing: Listing) -> Branch:
 
 
 def _wanted(listing: Listing, present: Listing, selector: str | int | None) -> list[CheckpointName]:
-    """What the selector may mean, the first guess first."""
+    """What the selector may mean, the first guess first. A full name is asked for by its key: a listing may be old."""
+    named = CheckpointName.parse(selector) if isinstance(selector, str) else None
+    if named is not None:
+        return [named]
+    if isinstance(selector, str) and selector != "latest":
+        raise ValueError(
+            f"not a checkpoint selector: {selector!r}; write latest, best, a step or a full name"
+        )
     names = list(present.names)
     if selector not in {None, "latest"}:
         names += [name for name in listing.names if name not in set(present.names)]
@@ -270,13 +277,6 @@ def _wanted(listing: Listing, present: Listing, selector: str | int | None) -> l
 def _matches(name: CheckpointName, selector: str | int | None) -> bool:
     if selector is None or selector == "latest":
         return True
-    if isinstance(selector, str):
-        wanted = CheckpointName.parse(selector)
-        if wanted is None:
-            raise ValueError(
-                f"not a checkpoint selector: {selector!r}; write latest, best, a step or a full name"
-            )
-        return name == wanted
     return name.step == selector
 
 

@@ -46,6 +46,7 @@ HEARTBEAT_S = 30.0
 WATCHED_S = 1.25 * HEARTBEAT_S
 """How long a heartbeat is watched: a quarter more than the interval, for the beat itself takes time to arrive."""
 
+_TRIAL = "(a trial of the store)"
 _TRIES = 1000
 _LOOKS = 6
 
@@ -134,8 +135,9 @@ def claim(
 def is_exclusive(store: Store, record: AttemptRecord) -> bool:
     """Whether the store's create-if-absent can be relied on (rule 12): what it says, else what it does.
 
-    The trial is on our own record: a second one with another nonce must be refused. A store that takes it is
-    given ours back.
+    The trial is on our own record: a second one with other bytes must be refused. A store that takes it is
+    given ours back. The second one bears our nonce too: it may arrive late, or stay if we die here or the store loses
+    what we give back, and must not make us believe that another start has taken our number.
 
     Args:
         store: the run.
@@ -148,7 +150,7 @@ def is_exclusive(store: Store, record: AttemptRecord) -> bool:
     if said is not None:
         return said
     path, ours = attempt_record(record.attempt), encode_record(record)
-    rival = encode_record(dataclasses.replace(record, nonce=new_nonce()))
+    rival = encode_record(dataclasses.replace(record, version=f"{record.version} {_TRIAL}"))
     refused = not store.create(path, rival)
     if refused and store.read(path, max_bytes=MAX_BYTES) == ours:
         return True

@@ -57,6 +57,11 @@ class WriterThread:
         """Whether nothing is being written; costs nothing."""
         return self._free.is_set()
 
+    @property
+    def undecided(self) -> bool:
+        """See `Uploader.undecided`; ask when it is `idle`."""
+        return self._uploader.undecided
+
     def submit(self, job: SaveJob, arena: memoryview, frozen: memoryview | None = None) -> None:
         """Begin to write a save. What goes wrong with it is in its result, never raised here.
 

@@ -48,6 +48,11 @@ class Tidying:
         self._said: set[str] = set()
         self._failing: type[BaseException] | None = None
 
+    @property
+    def undecided(self) -> bool:
+        """Whether the manifest of a save that failed may still arrive: nobody may delete that save's files yet."""
+        return any(self._leftovers.values())
+
     def note_published(self, manifest: Manifest) -> None:
         """A checkpoint of this attempt exists."""
         self._known[manifest.name] = Candidate(name=manifest.name, manifest=manifest)

@@ -81,6 +81,11 @@ class Uploader:
         self._tidying = Tidying(store, emit=emit, ended=ended, ended_at=ended_at)
         self._marked = False
 
+    @property
+    def undecided(self) -> bool:
+        """See `Tidying.undecided`."""
+        return self._tidying.undecided
+
     def run(self, job: SaveJob, arena: memoryview, frozen: memoryview | None = None) -> SaveResult:
         """Make the checkpoint exist, then apply retention if this attempt is the newest.
 
