@@ -108,7 +108,15 @@ def with_checkpoint(url: str | os.PathLike[str] | Store, read: Callable[[Opened]
         StorageError: it could not be read.
     """
     base, selector = (url, None) if isinstance(url, Store) else split_target(os.fspath(url))
-    store = open_store(base)
+    return with_selected(open_store(base), selector, read)
+
+
+def with_selected(store: Store, selector: str | int | None, read: Callable[[Opened], _T]) -> _T:
+    """The same with the store and what is selected of it given apart, as `split_target` gives them.
+
+    Raises:
+        As `with_checkpoint`.
+    """
     for _ in range(_TRIES):
         candidate = resolve(store, selector)
         try:

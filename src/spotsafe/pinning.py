@@ -84,12 +84,20 @@ def pin(url: str | os.PathLike[str] | Store, *, hours: float = 24.0) -> Pinned:
     if isinstance(hours, bool) or not (math.isfinite(hours) and hours > 0):
         raise ValueError(f"pin(hours=) must be more than 0, got {hours!r}")
     base, selector = (url, None) if isinstance(url, Store) else split_target(os.fspath(url))
-    store = open_store(base)
-    identity = Identity.of_this_process()
+    until = time.time() + hours * 3600
+    return place(open_store(base), selector, until=until, identity=Identity.of_this_process())
+
+
+def place(store: Store, selector: str | int | None, *, until: float, identity: Identity) -> Pinned:
+    """What `pin` does, with the time of its end (Unix seconds) and who keeps it given.
+
+    Raises:
+        As `pin`.
+    """
     for _ in range(_TRIES):
         name = resolve(store, selector).name
         try:
-            placed = pins.place_pin(store, name, until=time.time() + hours * 3600, identity=identity)
+            placed = pins.place_pin(store, name, until=until, identity=identity)
         except CheckpointNotFound:
             if selector not in {None, "latest"}:
                 raise

@@ -5,21 +5,30 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from spotsafe import opening, reader
-from spotsafe.checkpoint import candidates, cleaning, gc, publish, rollback
+from spotsafe.checkpoint import candidates, catalog, claim as claims, cleaning, gc, pins, publish, rollback
+from spotsafe.checkpoint.attempts import read_attempt, read_branch
 from spotsafe.checkpoint.candidates import Candidate
 from spotsafe.checkpoint.manifest import ABANDONED, RETIRED, Marker, encode_marker
 from spotsafe.checkpoint.references import Needed
-from spotsafe.errors import DamagedCheckpoint, StorageUnavailable, UnsupportedFormat
+from spotsafe.errors import (
+    DamagedCheckpoint,
+    StorageError,
+    StorageNotFound,
+    StorageUnavailable,
+    UnsupportedFormat,
+)
+from spotsafe.ledger import occupancy
 from spotsafe.policy import retention
 from spotsafe.storage.wrapping import WrappingStore
 from spotsafe.testing.schedules import Scenario
-from spotsafe.writer import lending, upload
+from spotsafe.writer import lending, tidying, upload
 from tests.protocol import scenarios
 
 Patch = pytest.MonkeyPatch
@@ -36,10 +45,50 @@ class Mutation:
     """A pattern of what the search says."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """Other limits than the scenario's: a search with fewer kinds of faults finds sooner."""
+    every: bool = False
+    """Whether to go through all orders instead of random ones: what needs two exact switches is found sooner so."""
 
 
 def _go_back_without_a_pin(patch: Patch) -> None:
     patch.setattr(rollback, "place_pin", lambda *_, **__: None)
+
+
+def _forget_the_rollbacks(patch: Patch) -> None:
+    patch.setattr(claims, "read_branch", lambda *_: ())
+
+
+def _claim_by_the_rollbacks_of_the_look(patch: Patch) -> None:
+    taken = claims._taken
+
+    def as_seen(store: Any, number: int) -> Any:
+        other = taken(store, number)
+        return dataclasses.replace(other, rollbacks=read_attempt(store, number - 1).rollbacks)
+
+    patch.setattr(claims, "_taken", as_seen)
+
+
+def _nothing_is_set_aside(patch: Patch) -> None:
+    patch.setattr(candidates, "on_branch", lambda names, _: tuple(names))
+
+
+def _count_what_is_set_aside(patch: Patch) -> None:
+    patch.setattr(gc, "is_set_aside", lambda *_: False)
+
+
+def _add_to_the_present_rollbacks(patch: Patch) -> None:
+    patch.setattr(claims, "branch_at", lambda store, listing, _: read_branch(store, listing))
+
+
+def _let_go_of_what_was_gone_back_to(patch: Patch) -> None:
+    patch.setattr(gc, "FLOOR", 0)
+
+
+def _believe_only_what_is_published(patch: Patch) -> None:
+    patch.setattr(candidates, "with_its_pin", lambda _, candidate, __: candidate)
+
+
+def _judge_what_was_gone_back_to(patch: Patch) -> None:
+    patch.setattr(reader, "gone_back_to", lambda _: None)
 
 
 def _order_by_step(patch: Patch) -> None:
@@ -89,6 +138,18 @@ def _an_error_is_none(patch: Patch) -> None:
 
 def _no_history(patch: Patch) -> None:
     patch.setattr(opening, "check_history", lambda *_, **__: None)
+
+
+def _what_is_gone_stops_the_start(patch: Patch) -> None:
+    load = opening.load_chosen
+
+    def load_chosen(*rest: Any, **options: Any) -> Any:
+        try:
+            return load(*rest, **options)
+        except StorageNotFound as error:
+            raise StorageError(str(error), path=error.path) from None
+
+    patch.setattr(opening, "load_chosen", load_chosen)
 
 
 def _one_look_is_enough(patch: Patch) -> None:
@@ -262,6 +323,149 @@ def _delete_what_others_need(patch: Patch) -> None:
     patch.setattr(cleaning.Cleaning, "needed", lambda *_, **__: Needed())
 
 
+def _do_not_ask_who_is_there(patch: Patch) -> None:
+    patch.setattr(occupancy.Occupancy, "check", lambda *_: None)
+
+
+def _do_not_ask_who_won_the_claim(patch: Patch) -> None:
+    claim = opening.claim
+    patch.setattr(opening, "claim", lambda store, **rest: claim(store, **{**rest, "met": lambda _: None}))
+
+
+def _do_not_watch(patch: Patch) -> None:
+    in_use = occupancy.in_use
+    patch.setattr(occupancy, "in_use", lambda who, **rest: in_use(who, **{**rest, "wait": lambda _: None}))
+
+
+def _believe_the_store(patch: Patch) -> None:
+    patch.setattr(opening, "is_exclusive", lambda *_: True)
+
+
+def _sweep_after_the_dead(patch: Patch) -> None:
+    patch.setattr(tidying.Tidying, "_may_delete", lambda *_: gc.anything)
+
+
+def _delete_own_failed_saves(patch: Patch) -> None:
+    tidy = tidying.Tidying.after_publish
+
+    def tidy_all(self: Any, *rest: Any, **options: Any) -> None:
+        for name in [name for name, tried in self._leftovers.items() if tried]:
+            gc.discard(self._store, name, manifest_tried=True, on_event=self._emit)
+            del self._leftovers[name]
+        tidy(self, *rest, **options)
+
+    patch.setattr(tidying.Tidying, "after_publish", tidy_all)
+
+
+def _end_without_a_word_of_failed_saves(patch: Patch) -> None:
+    patch.setattr(upload.Uploader, "undecided", False)
+
+
+def _do_not_look_at_the_own_record(patch: Patch) -> None:
+    real = publish.publish
+    patch.setattr(
+        upload, "publish", lambda *rest, **options: real(*rest, **{**options, "single_writer": False})
+    )
+
+
+def _try_the_store_by_another_nonce(patch: Patch) -> None:
+    encode = claims.encode_record
+
+    def encoded(record: Any) -> bytes:
+        trial = record.version.endswith(claims._TRIAL)
+        return encode(dataclasses.replace(record, nonce="ffffffff") if trial else record)
+
+    patch.setattr(claims, "encode_record", encoded)
+
+
+def _pins(patch: Patch, *, blind: Callable[[int], bool]) -> None:
+    """Leave out looks for pins of a retention, which makes two; `blind` is told the number of the look."""
+    retire, look = cleaning.Cleaning.retire, cleaning.pinned
+    looks: list[int] = []
+
+    def pinned(store: Any, names: Any, *, now: float) -> Any:
+        if looks:
+            looks[0] += 1
+            if blind(looks[0]):
+                return frozenset()
+        return look(store, names, now=now)
+
+    def counted(self: Any, names: Any) -> Any:
+        looks.append(0)
+        try:
+            return retire(self, names)
+        finally:
+            looks.clear()
+
+    patch.setattr(cleaning, "pinned", pinned)
+    patch.setattr(cleaning.Cleaning, "retire", counted)
+
+
+def _pin_without_a_second_look(patch: Patch) -> None:
+    read = pins._read_manifest
+    seen = weakref.WeakKeyDictionary[Any, dict[Any, bytes]]()
+
+    def once(store: Any, name: Any) -> bytes:
+        known = seen.setdefault(store, {})
+        if name not in known:
+            known[name] = read(store, name)
+        return known[name]
+
+    patch.setattr(pins, "_read_manifest", once)
+
+
+def _pins_without_a_copy(patch: Patch) -> None:
+    patch.setattr(candidates, "pinned_manifest", lambda *_: None)
+    patch.setattr(catalog, "pinned_manifest", lambda *_: None)
+
+
+def _pinned_refer_to_nothing(patch: Patch) -> None:
+    patch.setattr(cleaning, "pinned_manifests", lambda *_, **__: [])
+
+
+def _trim_what_is_pinned(patch: Patch) -> None:
+    trim, look = cleaning.Cleaning.trim, cleaning.pinned
+
+    def blindly(self: Any, *rest: Any, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(cleaning, "pinned", lambda *_, **__: frozenset())
+            return trim(self, *rest, **options)
+
+    assert look is pins.pinned
+    patch.setattr(cleaning.Cleaning, "trim", blindly)
+
+
+def _an_unreadable_pin_is_none(patch: Patch) -> None:
+    read = pins._read_pin
+
+    def hopeful(store: Any, file: str) -> Any:
+        pin = read(store, file)
+        if pin is None:
+            raise StorageNotFound("what cannot be read keeps nothing", path=file)
+        return pin
+
+    def pinned(store: Any, names: Any, *, now: float) -> Any:
+        with suppress(StorageNotFound):
+            return real(store, names, now=now)
+        return frozenset()
+
+    real = pins.pinned
+    patch.setattr(pins, "_read_pin", hopeful)
+    patch.setattr(cleaning, "pinned", pinned)
+
+
+def _no_list_of_pins_is_none(patch: Patch) -> None:
+    real = pins.pinned
+
+    def hopeful(store: Any, names: Any, *, now: float) -> Any:
+        try:
+            return real(store, names, now=now)
+        except StorageUnavailable:
+            return frozenset()
+
+    patch.setattr(cleaning, "pinned", hopeful)
+
+
 class _Postponing(WrappingStore):
     def __init__(self, inner: Any, later: list[Callable[[], None]]) -> None:
         super().__init__(inner)
@@ -272,6 +476,8 @@ class _Postponing(WrappingStore):
 
 
 NO_FAULTS = dict.fromkeys(scenarios.FAULTS, 0) | {"blind": 0}
+LATE = NO_FAULTS | {"kill-late": 2, "late": 3, "fail": 6}
+"""What an attempt on a store that ignores conditions has to fear of itself and of those before it."""
 
 MUTATIONS = {
     "1: the newest is the one with the most steps": Mutation(
@@ -304,6 +510,13 @@ MUTATIONS = {
         scenario=scenarios.with_a_past,
         finds="resumes from None",
         faults=NO_FAULTS | {"blind": 2},
+    ),
+    "3: a file that is gone stops the start": Mutation(
+        rule="3",
+        off=_what_is_gone_stops_the_start,
+        scenario=scenarios.from_nothing,
+        finds="ends by StorageError",
+        faults=NO_FAULTS,
     ),
     "3: nothing can be chosen, says one look": Mutation(
         rule="3",
@@ -459,6 +672,186 @@ MUTATIONS = {
         finds="goes back|resumed from",
         faults=NO_FAULTS,
     ),
+    "10: the next record forgets it": Mutation(
+        rule="10",
+        off=_forget_the_rollbacks,
+        scenario=scenarios.going_back_to_an_older_one,
+        finds="forgets|resumes from",
+        faults=NO_FAULTS,
+    ),
+    "10: the rollbacks are those of the look": Mutation(
+        rule="10",
+        off=_claim_by_the_rollbacks_of_the_look,
+        scenario=scenarios.going_back_to_an_older_one,
+        finds="forgets",
+        faults=NO_FAULTS,
+    ),
+    "10: what was set aside is resumed from": Mutation(
+        rule="10",
+        off=_nothing_is_set_aside,
+        scenario=scenarios.going_back_to_an_older_one,
+        finds="set aside",
+        faults=NO_FAULTS,
+    ),
+    "10: what was set aside is counted": Mutation(
+        rule="10",
+        off=_count_what_is_set_aside,
+        scenario=scenarios.going_back_to_an_older_one,
+        finds="set aside",
+        faults=NO_FAULTS,
+    ),
+    "10: a second rollback adds to the first": Mutation(
+        rule="10",
+        off=_add_to_the_present_rollbacks,
+        scenario=scenarios.going_back_and_forth,
+        finds="does not count",
+        faults=NO_FAULTS,
+    ),
+    "10: its pin goes at once": Mutation(
+        rule="10",
+        off=_let_go_of_what_was_gone_back_to,
+        scenario=scenarios.going_back_to_an_older_one,
+        finds="lets go",
+        faults=NO_FAULTS,
+    ),
+    "10: its pin does not count": Mutation(
+        rule="10",
+        off=_believe_only_what_is_published,
+        scenario=scenarios.going_back_to_an_older_one,
+        finds="was there when|NoUsableCheckpoint",
+        faults=NO_FAULTS,
+    ),
+    "10: what was gone back to is judged": Mutation(
+        rule="10",
+        off=_judge_what_was_gone_back_to,
+        scenario=scenarios.going_back_and_forth,
+        finds="was there when",
+        faults=NO_FAULTS,
+    ),
+    "11: nobody is asked for": Mutation(
+        rule="11",
+        off=_do_not_ask_who_is_there,
+        scenario=scenarios.two_jobs,
+        finds="of another job and alive",
+        faults=NO_FAULTS,
+    ),
+    "11: nobody is asked for after a lost claim": Mutation(
+        rule="11",
+        off=_do_not_ask_who_won_the_claim,
+        scenario=scenarios.two_jobs,
+        finds="of another job and alive",
+        faults=NO_FAULTS,
+    ),
+    "11: a heart is looked at and not watched": Mutation(
+        rule="11",
+        off=_do_not_watch,
+        scenario=scenarios.two_jobs,
+        finds="of another job and alive",
+        faults=NO_FAULTS,
+    ),
+    "12: the store is believed": Mutation(
+        rule="12",
+        off=_believe_the_store,
+        scenario=scenarios.one_after_the_other,
+        finds="is published, and",
+        faults=LATE,
+    ),
+    "12: sweep what a dead attempt was writing": Mutation(
+        rule="12",
+        off=_sweep_after_the_dead,
+        scenario=scenarios.one_after_the_other,
+        finds="is published, and",
+        faults=LATE,
+    ),
+    "12: delete a save whose manifest may arrive": Mutation(
+        rule="12",
+        off=_delete_own_failed_saves,
+        scenario=scenarios.one_after_the_other,
+        finds="is published, and",
+        faults=LATE,
+    ),
+    "12: an end without a word of such a save": Mutation(
+        rule="12",
+        off=_end_without_a_word_of_failed_saves,
+        scenario=scenarios.one_after_the_other,
+        finds="is published, and",
+        faults=LATE,
+    ),
+    "12: no look at the own record": Mutation(
+        rule="12",
+        off=_do_not_look_at_the_own_record,
+        scenario=scenarios.one_after_the_other,
+        finds="goes on",
+        faults=LATE,
+    ),
+    "12: a trial takes the own record away": Mutation(
+        rule="12",
+        off=_try_the_store_by_another_nonce,
+        scenario=scenarios.one_after_the_other,
+        finds="ends as superseded, and is the newest",
+        faults=NO_FAULTS | {"lie": 1, "late": 1},
+    ),
+    "pins: no look before the first manifest": Mutation(
+        rule="pins",
+        off=lambda patch: _pins(patch, blind=lambda look: look == 1),
+        scenario=scenarios.one_reader,
+        finds="has pinned before",
+        faults=NO_FAULTS,
+    ),
+    "pins: no look before the first file": Mutation(
+        rule="pins",
+        off=lambda patch: _pins(patch, blind=lambda look: look == 2),
+        scenario=scenarios.one_reader,
+        finds="is pinned by",
+        faults=NO_FAULTS,
+        every=True,
+    ),
+    "pins: the reader does not look again": Mutation(
+        rule="pins",
+        off=_pin_without_a_second_look,
+        scenario=scenarios.one_reader,
+        finds="is pinned by|ends by CheckpointNotFound",
+        faults=NO_FAULTS,
+        every=True,
+    ),
+    "pins: no copy of the manifest": Mutation(
+        rule="pins",
+        off=_pins_without_a_copy,
+        scenario=scenarios.one_reader,
+        finds="ends by CheckpointNotFound",
+        faults=NO_FAULTS,
+        every=True,
+    ),
+    "pins: what a pinned one refers to may go": Mutation(
+        rule="pins",
+        off=_pinned_refer_to_nothing,
+        scenario=scenarios.one_reader,
+        finds="is pinned by",
+        faults=NO_FAULTS,
+        every=True,
+    ),
+    "pins: what is left of a pinned one may go": Mutation(
+        rule="pins",
+        off=_trim_what_is_pinned,
+        scenario=scenarios.a_reader_of_what_is_lent,
+        finds="is pinned by",
+        faults=NO_FAULTS,
+        every=True,
+    ),
+    "pins: one that cannot be read keeps nothing": Mutation(
+        rule="pins",
+        off=_an_unreadable_pin_is_none,
+        scenario=scenarios.one_reader,
+        finds="is pinned by|has pinned before",
+        faults=NO_FAULTS | {"wrong": 3},
+    ),
+    "pins: that cannot be listed are none": Mutation(
+        rule="pins",
+        off=_no_list_of_pins_is_none,
+        scenario=scenarios.one_reader,
+        finds="is pinned by|has pinned before",
+        faults=NO_FAULTS | {"fail": 4},
+    ),
     "13: what was acknowledged is there": Mutation(
         rule="13",
         off=_sizes_are_not_asked,
@@ -467,3 +860,23 @@ MUTATIONS = {
         faults=NO_FAULTS | {"short": 1},
     ),
 }
+
+NOT_SWITCHED_OFF = {
+    "1: no path is written twice": "stores refuse it, and tests/storage shows that they do",
+    "2: after a lost claim the next number, no new listing": "saves time; another listing would break nothing",
+    "4: who is superseded publishes no references": (
+        "the last look before deleting guards the same; what is left takes three exact switches, and was not found"
+    ),
+    "5: uploads that were begun are given up": "what is not given up is garbage, and breaks no promise",
+    "6: no reference after a resume that passed over something": (
+        "the attempts of the search refer even then, and nothing breaks: they ask for the size, who deletes looks again"
+    ),
+    "7: a refused delete is a warning": "no promise about checkpoints; tests/checkpoint",
+    "8: all bytes, on all ranks, before the first is loaded": "the attempts of the search are of one rank",
+    "9: the third start that passes over to the same parent": "no question of orders; tests/policy",
+    "11: takeover": "says that the rule is not wanted",
+    "12: the session says so": "no promise about checkpoints; tests/session",
+    "13: durable": "a store in memory forgets nothing; tests/storage loses what was not synced",
+    "13: the sweep after the first publish": "what is not swept is garbage, and breaks no promise",
+}
+"""What else the rules of docs/DESIGN.md say, and why no search is made without it."""

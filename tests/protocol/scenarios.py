@@ -7,7 +7,19 @@ from collections.abc import Mapping
 from spotsafe.policy.retention import latest
 from spotsafe.testing.cloud import Objects
 from spotsafe.testing.promises import ProtocolRules
-from spotsafe.testing.protocol import Plan, alone, attempt, cleaning_up, going_back, loss, rot
+from spotsafe.testing.protocol import (
+    Plan,
+    alone,
+    attempt,
+    attempt_alone,
+    attempt_of,
+    cleaning_up,
+    going_back,
+    hearts,
+    loss,
+    reading,
+    rot,
+)
 from spotsafe.testing.schedules import Scenario
 
 FAULTS = {
@@ -23,6 +35,9 @@ FAULTS = {
     "short": 1,
 }
 """Everything, a few times each."""
+LATER = {"kill-late": 2, "late": 4, "fail": 4}
+"""More of what leaves requests behind, for a store that refuses none. Its listings are of now: by one that does not
+show an attempt the next one would overwrite its record."""
 
 
 def history(*plans: Plan) -> Objects:
@@ -72,6 +87,21 @@ def going_back_to_an_older_one() -> Scenario:
     )
 
 
+def going_back_and_forth() -> Scenario:
+    """A person goes back, and another one to what the first has set aside, which is unhealthy, between attempts."""
+    return Scenario(
+        bodies={
+            "a": attempt(Plan(saves=2)),
+            "back": going_back(1),
+            "forth": going_back(4),
+            "b": attempt(Plan(saves=2)),
+        },
+        rules=ProtocolRules(),
+        objects=history(Plan(saves=4, keep=latest(4), sick=frozenset({4}))),
+        faults=FAULTS,
+    )
+
+
 def cleaning() -> Scenario:
     """A person cleans up, twice, beside three attempts that die, are superseded, and lend each other files."""
     return Scenario(
@@ -86,6 +116,78 @@ def cleaning() -> Scenario:
         objects=history(Plan(saves=2, frozen=1)),
         faults=FAULTS | {"kill": 2},
     )
+
+
+def readers() -> Scenario:
+    """Three readers, two of them with a pin, beside two attempts that keep little, and a person who cleans up."""
+    return Scenario(
+        bodies={
+            "a": attempt(Plan(saves=3, keep=latest(1), frozen=1)),
+            "old": reading(2),
+            "new": reading(),
+            "bare": reading(pinned=False),
+            "b": attempt(Plan(saves=2, keep=latest(1), frozen=1)),
+            "gc": cleaning_up(),
+        },
+        rules=ProtocolRules(),
+        objects=history(Plan(saves=3, frozen=1)),
+        faults=FAULTS,
+    )
+
+
+def one_after_the_other() -> Scenario:
+    """Three attempts on a store that ignores conditions: each begins when the one before is over, or dead."""
+    return Scenario(
+        bodies={
+            "a": attempt_alone(Plan(saves=3)),
+            "b": attempt_alone(Plan(saves=3)),
+            "c": attempt_alone(Plan(saves=2)),
+        },
+        after={"b": "a", "c": "b"},
+        rules=ProtocolRules(),
+        objects=history(Plan(saves=2)),
+        # A listing that does not show an attempt would make the next one overwrite its record.
+        faults={
+            fate: times
+            for fate, times in (FAULTS | {"kill-late": 2, "late": 4, "fail": 4}).items()
+            if fate != "stale"
+        },
+    )
+
+
+def two_jobs() -> Scenario:
+    """Attempts of two jobs that were given the same folder."""
+    return Scenario(
+        bodies={
+            "a": attempt_of("one", Plan(saves=2)),
+            "b": attempt_of("other", Plan(saves=2)),
+            "c": attempt_of("one", Plan()),
+        },
+        beats=hearts,
+        rules=ProtocolRules(),
+        faults=FAULTS,
+    )
+
+
+def one_reader(step: int = 2, *, before: int = 3, saves: int = 2) -> Scenario:
+    """A reader that keeps what an attempt is about to withdraw, and ends without letting it go.
+
+    Args:
+        step: what it reads. Step 1 lends a file to the others.
+        before: checkpoints that are there at the beginning.
+        saves: of the attempt.
+    """
+    return Scenario(
+        bodies={"a": attempt(Plan(saves=saves, keep=latest(1))), "old": reading(step, releases=False)},
+        rules=ProtocolRules(),
+        objects=history(Plan(saves=before, frozen=1)),
+        faults=FAULTS,
+    )
+
+
+def a_reader_of_what_is_lent() -> Scenario:
+    """The same with the checkpoint whose file the other one refers to."""
+    return one_reader(1, before=2)
 
 
 def one_save_each(faults: Mapping[str, int], *, together: int = 1) -> Scenario:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from spotsafe.testing.interleavings import every_interleaving
-from spotsafe.testing.schedules import search
+from spotsafe.testing.schedules import Scenario, search
 from tests import proof
 from tests.protocol import scenarios
 from tests.protocol.many import make_pool, search_many
 from tests.protocol.remembered import remembered
 
 SHARES = {
-    "from_nothing": 30,
-    "ill_from_birth": 20,
-    "ailing": 15,
+    "from_nothing": 25,
+    "ill_from_birth": 14,
+    "ailing": 9,
     "with_a_past": 10,
     "lending": 8,
-    "cleaning": 7,
-    "going_back_to_an_older_one": 10,
+    "cleaning": 6,
+    "going_back_to_an_older_one": 6,
+    "going_back_and_forth": 5,
+    "readers": 7,
+    "two_jobs": 6,
+    "one_after_the_other": 4,
 }
 """Of a hundred schedules; those of the longer scenarios take longer."""
 CI = 10_000
@@ -46,8 +51,13 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 def test_a_few_random_schedules(name: str) -> None:
     """Some seeds of each scenario, for every change of the code."""
     with remembered():
-        report = search(getattr(scenarios, name)(), seeds=range(25))
-    assert report.schedules == 25
+        report = search(getattr(scenarios, name)(), seeds=range(15))
+    assert report.schedules == 15
+
+
+def test_the_shares_are_all() -> None:
+    """No scenario is left out by a sum that is not a hundred."""
+    assert sum(SHARES.values()) == 100
 
 
 @pytest.mark.slow
@@ -80,7 +90,13 @@ KILLED = {"kill": 1, "kill-done": 1}
 @pytest.mark.parametrize("faults", [{}, KILLED], ids=["no-fault", "one-kill"])
 def test_every_interleaving_of_two_attempts(faults: dict[str, int]) -> None:
     """Two whole attempts with a save each, from an empty folder: all orders, also with a kill at any place."""
-    _every_interleaving(faults)
+    _every_interleaving("two attempts with a save each", scenarios.one_save_each(faults))
+
+
+@pytest.mark.slow
+def test_every_interleaving_of_a_reader_and_a_save() -> None:
+    """A reader pins, in all orders, what the retention of a save is about to withdraw."""
+    _every_interleaving("a reader and a save", replace(scenarios.one_reader(saves=1), faults={}))
 
 
 @pytest.mark.prove
@@ -94,15 +110,26 @@ def test_every_interleaving_with_each_fault(faults: dict[str, int]) -> None:
 
     What is lost or late makes too many states; that is left to random schedules.
     """
-    _every_interleaving(faults)
+    _every_interleaving("two attempts with a save each", scenarios.one_save_each(faults))
 
 
-def _every_interleaving(faults: dict[str, int]) -> None:
+@pytest.mark.prove
+@pytest.mark.parametrize("faults", [{}, KILLED], ids=["none", "kill+kill-done"])
+@pytest.mark.parametrize("scenario", [scenarios.one_reader, scenarios.a_reader_of_what_is_lent])
+def test_every_interleaving_of_a_reader_and_two_saves(
+    scenario: Callable[[], Scenario], faults: dict[str, int]
+) -> None:
+    """Readers of one that refers to another's file, and of one whose file the other refers to."""
+    name = f"{scenario.__name__.replace('_', ' ')} and two saves"
+    _every_interleaving(name, replace(scenario(), faults=faults, faults_together=1))
+
+
+def _every_interleaving(who: str, scenario: Scenario) -> None:
     with remembered():
-        explored = every_interleaving(scenarios.one_save_each(faults))
+        explored = every_interleaving(scenario)
     assert explored.orders > 10**10
     proof.record(
-        f"all interleavings of two attempts with a save each; {' or '.join(faults) or 'no fault'}",
+        f"all interleavings of {who}; {' or '.join(scenario.faults) or 'no fault'}",
         orders=explored.orders,
         states=explored.states,
     )

@@ -42,7 +42,7 @@ FATES: Final[Mapping[str, str]] = {
 }
 """What may become of an operation."""
 
-_EFFECTS = frozenset({"put", "put_large", "create", "replace", "delete"})
+_EFFECTS = frozenset({"put", "put_large", "create", "overwrite", "replace", "delete"})
 _LISTINGS = frozenset({"list", "names"})
 _READS = frozenset({"read", "read_into"})
 _OF = {
@@ -86,7 +86,7 @@ class Cloud:
 def may(fate: str, request: Request) -> bool:
     """Whether this can become of such an operation."""
     kinds = _OF.get(fate)
-    if request.name in {"damage", "lose"}:
+    if request.name in {"damage", "lose", "rest"}:
         return fate in {DONE, KILL}
     return kinds is None or request.name in kinds
 
@@ -235,6 +235,7 @@ _HANDLERS: Mapping[str, Callable[[Objects, Request], tuple[Objects, Answer]]] = 
     "put": _put,
     "put_large": _put,
     "create": _create,
+    "overwrite": _replace,
     "replace": _replace,
     "read": _read,
     "read_into": _read_into,
@@ -246,4 +247,5 @@ _HANDLERS: Mapping[str, Callable[[Objects, Request], tuple[Objects, Answer]]] = 
     "list": _list,
     "damage": _damage,
     "lose": _delete,
+    "rest": _nothing,
 }

@@ -45,13 +45,15 @@ def every_interleaving(scenario: Scenario, *, at_most: int = 10_000_000) -> Expl
 
     Raises:
         Broken: a schedule broke a rule; made as short as leaving out can make it.
-        ValueError: the scenario has stale listings.
+        ValueError: the scenario has stale listings, or processes that follow each other.
         RuntimeError: there are more states, or a process did not do the same when it got the same answers.
     """
     if scenario.faults.get(STALE):
         raise ValueError(
             "stale listings make every history a state of its own; leave them to random schedules"
         )
+    if scenario.after:
+        raise ValueError("processes that follow each other are for random schedules")
     walk = _Walk(scenario, at_most)
     with silence():
         try:

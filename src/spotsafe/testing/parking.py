@@ -53,7 +53,7 @@ Answer = Any
 class ParkedStore:
     """A `Store` of which each operation is a request to the owner of its process."""
 
-    exclusive = True
+    exclusive: bool | None = True
 
     def __init__(self, ask: Callable[[Request], Answer]) -> None:
         self._ask = ask
@@ -111,6 +111,18 @@ class ParkedStore:
         """See `Store.list`."""
         return builtins.list(self._ask(Request("list", folder)))
 
+    def overwriting(self) -> ParkedStore:
+        """The same store as one that ignores conditions: it creates over what is there, and says that it was not."""
+        return _OverwritingStore(self._ask)
+
+
+class _OverwritingStore(ParkedStore):
+    exclusive = None
+
+    def create(self, path: str, data: bytes) -> bool:
+        self._ask(Request("overwrite", path, bytes(data)))
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -121,6 +133,8 @@ class Machine:
     """Tells the rules something that the store's operations do not show: ``note("resumed from", name)``."""
     damage: Callable[[str], None]
     """Changes a stored object for good, as a bad disk does; a switch point like any other operation."""
+    rest: Callable[[], None]
+    """Lets so much time pass that every heart beats; a switch point too."""
     lose: Callable[[str], None]
     """Takes an object away, as a person does who should not; a switch point too."""
 
@@ -187,6 +201,7 @@ class Process:
             store=ParkedStore(self._ask),
             note=self._note,
             damage=lambda path: self._ask(Request("damage", path)),
+            rest=lambda: self._ask(Request("rest", "")),
             lose=lambda path: self._ask(Request("lose", path)),
         )
         try:

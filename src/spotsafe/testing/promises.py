@@ -5,8 +5,11 @@
 - A start resumes from what was the newest when it claimed, or from something newer; never afresh beside a checkpoint.
 - Nothing that an attempt resumed from is withdrawn before it has two newer ones, nor what it passed over by itself.
 - No restore finds a file gone, unless a newer attempt has begun.
+- No job supersedes the newest attempt of another one that lives.
 - A claim is one process's alone. Who was superseded before a save began, and publishes it, ends there.
 - Whatever is left at the end, a new attempt can resume from the newest, and save.
+
+What pins promise is in `keeping`.
 """
 
 from __future__ import annotations
@@ -19,12 +22,23 @@ from spotsafe.checkpoint.layout import (
     ATTEMPTS,
     CHECKPOINTS,
     MANIFEST,
+    PINS,
     CheckpointName,
     attempt_record,
     parse_attempt,
 )
-from spotsafe.errors import NoUsableCheckpoint, StorageError, StorageNotFound, StorageUnavailable, Superseded
-from spotsafe.testing.cloud import BLIND, DONE, STALE, Cloud, Objects
+from spotsafe.errors import (
+    DamagedCheckpoint,
+    NoUsableCheckpoint,
+    RunInUse,
+    StorageError,
+    StorageNotFound,
+    StorageUnavailable,
+    Superseded,
+)
+from spotsafe.policy.retention import FLOOR
+from spotsafe.testing import keeping
+from spotsafe.testing.cloud import BLIND, DEAD, DONE, STALE, Cloud, Objects
 from spotsafe.testing.parking import Failure, Request
 from spotsafe.testing.protocol import Plan, alone
 from spotsafe.testing.schedules import LANDING, Broken, Choice, Step
@@ -47,6 +61,8 @@ class Memory:
     """Objects that a person has taken away."""
     owners: frozenset[tuple[int, str]] = frozenset()
     """Attempt and process."""
+    taken: frozenset[str] = frozenset()
+    """Processes whose record another one's claim has overwritten, on a store that ignores conditions."""
     bases: frozenset[tuple[str, Choosable | None]] = frozenset()
     """Process, and what was the newest when its claim was created."""
     origins: frozenset[tuple[int, CheckpointName]] = frozenset()
@@ -61,6 +77,10 @@ class Memory:
     """Processes whose present save began when a newer attempt had claimed."""
     restoring: frozenset[str] = frozenset()
     """Processes between claim and the end of the restore."""
+    over: frozenset[str] = frozenset()
+    """Processes that have ended or are dead."""
+    pins: keeping.Pins = frozenset()
+    """Those that readers have placed, and who goes back."""
     faulty: frozenset[str] = frozenset()
     """Processes for which an operation has failed: they may end by a storage error."""
 
@@ -73,10 +93,15 @@ class ProtocolRules:
         return Memory(newest=newest(objects, frozenset()))
 
     def tolerates(self, memory: Memory, cloud: Cloud, choice: Choice, request: Request) -> bool:
-        """See `Rules`: no listing is older than the claim of the attempt that asks, or it shows nothing at all."""
+        """See `Rules`: no listing is older than the claim of the attempt that asks, or it shows nothing at all.
+
+        Pins are listed as they are: a deleter that is shown none has no other way to know of one.
+        """
         if choice.fate == BLIND:
             return request.path == CHECKPOINTS and request.name == "names"
         if choice.fate == STALE:
+            if request.path == PINS:
+                return False
             own = [attempt_record(number) for number, who in memory.owners if who == choice.who]
             return all(path in cloud.past[-choice.place] for path in own)
         return True
@@ -93,6 +118,8 @@ class ProtocolRules:
             memory = self._after_note(memory, step, note)
         if step.ended:
             _check_end(memory, step)
+        if step.ended or step.answer is DEAD:
+            memory = replace(memory, over=memory.over | {step.who})
         return memory
 
     def end(self, memory: Memory, objects: Objects) -> None:
@@ -118,18 +145,28 @@ class ProtocolRules:
         if top == ATTEMPTS:
             number = parse_attempt(rest)
             return memory if number is None else _claimed(memory, step, number)
+        if top == PINS:
+            _check_let_go(memory, step)
+            return replace(memory, pins=keeping.after_effect(memory.pins, step))
         name = CheckpointName.parse(rest.partition("/")[0])
         if name is None or request.name in {"put", "put_large"}:
             return memory  # what is added takes nothing away
         if request.path == name.manifest and request.name in {"delete", "replace"}:
             _check_not_needed(memory, step, name)
-        if step.choice.who == LANDING and name in memory.withdrawn and request.name == "create":
+            if name in names(step.before):
+                keeping.check_kept(memory.pins, step, name)
+        if (
+            step.choice.who == LANDING
+            and name in memory.withdrawn
+            and request.name in {"create", "overwrite"}
+        ):
             memory = _risen(memory, step, name)
         memory = _judged(memory, step, name)
         now = newest(step.after, memory.rotten, branch=memory.branch)
         if not memory.lost:  # retention counts those that were harmed: their manifests are there
             _check_forward(memory.newest, now)
         _check_whole(step.after, memory.rotten, chosen=gone_back_to(memory.branch))
+        keeping.check_pinned_whole(memory.pins, step.after, memory.rotten)
         gone = names(step.before) - names(step.after) if request.path == name.manifest else frozenset()
         return replace(memory, newest=now, withdrawn=memory.withdrawn | gone)
 
@@ -138,40 +175,61 @@ class ProtocolRules:
             case ("claimed", int(number)):
                 if (number, step.who) not in memory.owners:
                     raise Broken(f"{step.who} believes that attempt {number} is its own")
-                return replace(memory, restoring=memory.restoring | {step.who})
+                memory = replace(memory, restoring=memory.restoring | {step.who})
             case ("passed over", names):
                 passed = memory.passed | {(step.who, name) for name in names}
-                return replace(memory, passed=passed)
+                memory = replace(memory, passed=passed)
             case ("resumed from", name):
-                return _resumed(memory, step, name)
-            case ("saves", CheckpointName(attempt=number)):
-                superseded = attempt_record(number + 1) in step.after
-                behind = memory.behind | {step.who} if superseded else memory.behind - {step.who}
-                saving = memory.saving | {(step.who, note[1])}
-                return replace(memory, behind=behind, saving=saving)
+                memory = _resumed(memory, step, name)
+            case ("saves", CheckpointName() as name):
+                memory = _save_begun(memory, step, name)
             case ("saved", published, superseded_by, kind, error):
-                if published and superseded_by is None and step.who in memory.behind:
-                    raise Broken(
-                        f"{step.who} was superseded before this save began, published it, and goes on"
-                    )
-                faulty = step.who in memory.faulty and issubclass(kind, StorageError)
-                if error is not None and not faulty and not _superseded(memory, step):
-                    raise Broken(f"a save of {step.who} fails: {error!r}")
+                _check_saved(memory, step, published and superseded_by is None, kind, error)
                 saving = frozenset(one for one in memory.saving if one[0] != step.who)
-                return replace(memory, saving=saving)
-            case _:
-                return memory
+                memory = replace(memory, saving=saving)
+            case ("pinned", CheckpointName() as name):
+                busy = frozenset(who for who, _ in memory.saving)
+                memory = replace(memory, pins=keeping.placed(memory.pins, step, name, saving=busy))
+            case ("read", CheckpointName() as name, values):
+                keeping.check_read(step, name, values)
+        return memory
+
+
+def _save_begun(memory: Memory, step: Step, name: CheckpointName) -> Memory:
+    late = _superseded(memory, step)
+    return replace(
+        memory,
+        behind=memory.behind | {step.who} if late else memory.behind - {step.who},
+        saving=memory.saving | {(step.who, name)},
+        pins=keeping.after_save_began(memory.pins, step.who),
+    )
+
+
+def _check_saved(
+    memory: Memory, step: Step, goes_on: bool, kind: type[BaseException], error: BaseException | None
+) -> None:
+    if goes_on and step.who in memory.behind:
+        raise Broken(f"{step.who} was superseded before this save began, published it, and goes on")
+    faulty = step.who in memory.faulty and issubclass(kind, StorageError)
+    if error is not None and not faulty and not _superseded(memory, step):
+        raise Broken(f"a save of {step.who} fails: {error!r}")
 
 
 def _superseded(memory: Memory, step: Step) -> bool:
     """Whether a newer attempt exists, which may have swept away what this one was writing."""
-    return attempt_record(max(number for number, who in memory.owners if who == step.who) + 1) in step.after
+    return step.who in memory.taken or attempt_record(_number(memory, step.who) + 1) in step.after
 
 
 def _claimed(memory: Memory, step: Step, number: int) -> Memory:
-    if step.request.path in step.before:
-        raise Broken(f"the record of attempt {number} is written again by {step.who}")
     owners = memory.owners | {(number, step.who)}
+    if step.request.path in step.before:
+        if step.request.name != "overwrite" and (number, step.who) not in memory.owners:
+            raise Broken(f"the record of attempt {number} is written again by {step.who}")
+        others = {who for one, who in memory.owners if one == number}
+        memory = replace(memory, taken=(memory.taken | others) - {step.who})
+        if (number, step.who) in memory.owners:
+            return memory  # a trial of what the store does, and its undoing
+    _check_one_job(memory, step, number)
     branch = record_at(step.after[step.request.path], number).rollbacks
     if branch != memory.branch:
         _check_branch(memory, branch, number)
@@ -181,15 +239,28 @@ def _claimed(memory: Memory, step: Step, number: int) -> Memory:
     return replace(memory, owners=owners, bases=bases)
 
 
+def _check_one_job(memory: Memory, step: Step, number: int) -> None:
+    mine = record_at(step.after[step.request.path], number)
+    for before, who in memory.owners:
+        if before != number - 1 or who in memory.over or who == step.who:
+            continue
+        theirs = record_at(step.after[attempt_record(before)], before)
+        if (theirs.job, theirs.arguments) != (mine.job, mine.arguments) and not theirs.is_rollback:
+            raise Broken(f"{step.who} supersedes {who}, which is of another job and alive")
+
+
 def _check_branch(memory: Memory, branch: Branch, number: int) -> None:
     """Only a rollback changes what counts."""
     if not branch or branch[-1].attempt != number:
         raise Broken(f"attempt {number} is no rollback, and forgets {memory.branch} for {branch}")
+    if is_set_aside(branch[-1].name, branch):
+        raise Broken(f"attempt {number} goes back to {branch[-1].to}, and that does not count")
 
 
 def _harmed(memory: Memory, step: Step) -> Memory:
     """Who changes what is stored has harmed what needs it; who takes it away also what is just being written."""
     harmed = {str(one.name) for one in published(step.after) if problem(one, step.after)}
+    harmed |= keeping.harmed(memory.pins, step.after)
     lost = memory.lost
     doubtful = memory.doubtful
     if step.request.name == "lose":
@@ -226,9 +297,20 @@ def _resumed(memory: Memory, step: Step, name: CheckpointName | None) -> Memory:
     if base is not None and not taken and not _as_good(step.after, name, base):
         raise Broken(f"{who} resumes from {name}, but {base.name} was there when it claimed")
     if name is not None:
-        number = max(number for number, owner in memory.owners if owner == who)
+        number = _number(memory, who)
+        if is_set_aside(name, _branch_of(step.after, number)):
+            raise Broken(f"{who} resumes from {name}, which a rollback has set aside")
         memory = replace(memory, origins=memory.origins | {(number, name)})
     return replace(memory, restoring=memory.restoring - {who})
+
+
+def _number(memory: Memory, who: str) -> int:
+    """The attempt of a process; 0 if it has none."""
+    return max((number for number, owner in memory.owners if owner == who), default=0)
+
+
+def _branch_of(objects: Objects, number: int) -> Branch:
+    return record_at(objects[attempt_record(number)], number).rollbacks if number else ()
 
 
 def _as_good(objects: Objects, name: CheckpointName | None, base: Choosable) -> bool:
@@ -269,6 +351,23 @@ def _check_nothing_gone(memory: Memory, step: Step) -> None:
         raise Broken(f"the restore of {step.who} finds {path} gone")
 
 
+def _check_let_go(memory: Memory, step: Step) -> None:
+    """What a person went back to, and which only its pin still has, stays until there are two newer ones."""
+    chosen = gone_back_to(memory.branch)
+    if chosen is None or not held(step.before, chosen) or held(step.after, chosen):
+        return
+    name = CheckpointName.parse(chosen)
+    assert name is not None
+    if name not in names(step.after) and _newer_on_branch(memory, step, name) < FLOOR:
+        raise Broken(f"{step.who} lets go of {name}, which was gone back to, and withdrawn")
+
+
+def _newer_on_branch(memory: Memory, step: Step, name: CheckpointName) -> int:
+    """How many healthy ones count that are newer."""
+    there = [one for one in published(step.before) if not is_set_aside(one.name, memory.branch)]
+    return len([one for one in there if one.name > name and one.health.healthy])
+
+
 def _check_not_needed(memory: Memory, step: Step, name: CheckpointName) -> None:
     """What an attempt resumed from stays until it has two newer ones; what it passed over it does not touch.
 
@@ -277,17 +376,18 @@ def _check_not_needed(memory: Memory, step: Step, name: CheckpointName) -> None:
     """
     if (step.who, name) in memory.passed:
         raise Broken(f"{step.who} withdraws {name}, which its resume passed over")
-    if gone_back_to(memory.branch) == str(name):
-        there = [one for one in published(step.before) if not is_set_aside(one.name, memory.branch)]
-        newer = [one for one in there if one.name > name and one.health.healthy]
-        if len(newer) >= 2 or held(step.after, str(name)):
-            return
+    if name in names(step.before) and is_set_aside(name, _branch_of(step.after, _number(memory, step.who))):
+        raise Broken(f"{step.who} withdraws {name}, which a rollback has set aside")
+    if gone_back_to(memory.branch) == str(name) and (
+        _newer_on_branch(memory, step, name) >= FLOOR or held(step.after, str(name))
+    ):
+        return
     deleting = [number for number, owner in memory.owners if owner == step.who]
     for number, origin in memory.origins:
         if origin != name or not deleting or max(deleting) > number:
             continue
         newer = [one for one in published(step.before) if one.name > origin and one.health.healthy]
-        if max(deleting) < number or len(newer) < 2:
+        if max(deleting) < number or len(newer) < FLOOR:
             raise Broken(f"{step.who} withdraws {name}, which attempt {number} resumed from")
 
 
@@ -303,4 +403,8 @@ def _check_end(memory: Memory, step: Step) -> None:
         return
     if isinstance(error, NoUsableCheckpoint) and memory.lost:
         return  # all may need the file that a person took away
+    if isinstance(error, RunInUse) and any(who != step.who for _, who in memory.owners):
+        return
+    if isinstance(error, DamagedCheckpoint) and str(error.checkpoint) in memory.rotten:
+        return  # a reader says so, who wants this one or none
     raise Broken(f"{step.who} ends by {error!r}")

@@ -20,7 +20,7 @@ import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -147,6 +147,10 @@ class Scenario:
     """By fate: how often it may happen in a schedule."""
     faults_together: int = 1 << 30
     """How many faults may happen in a schedule in all."""
+    after: Mapping[str, str] = field(default_factory=dict)
+    """By process: the one that has to be over before it begins."""
+    beats: Callable[[Objects, Collection[str]], Iterable[Request]] = lambda *_: ()
+    """What processes that live do while one of them rests, besides what their code does."""
 
 
 class Run:
@@ -171,7 +175,7 @@ class Run:
         self._processes: dict[str, Process] = {}
         for name, body in scenario.bodies.items():
             process = self._processes[name] = Process(name, body)
-            if process.request is not None:
+            if process.request is not None and name not in scenario.after:
                 self.ready.append(name)
 
     def request(self, who: str) -> Request:
@@ -224,17 +228,24 @@ class Run:
             if fate == WRONG:
                 self._wrong.add(request.path)
         self.cloud, answer = perform(self.cloud, who, request, fate=fate, back=choice.place)
+        if request.name == "rest":
+            for beat in self.scenario.beats(self.cloud.objects, self.ready):
+                self.cloud, _ = perform(self.cloud, who, beat)
         after = self.cloud.objects
         if answer is DEAD:
             process.kill()
-            self.ready.remove(who)
+            self._is_over(who)
             return Step(choice, who, request, answer, before, after)
         process.answer(answer)
         ended = process.request is None
         if ended:
-            self.ready.remove(who)
+            self._is_over(who)
         notes = tuple(process.noted)
         return Step(choice, who, request, answer, before, after, notes, ended, process.error)
+
+    def _is_over(self, who: str) -> None:
+        self.ready.remove(who)
+        self.ready += [name for name, first in self.scenario.after.items() if first == who]
 
     def finish(self) -> None:
         """All processes have ended; what is under way never lands."""
@@ -375,7 +386,8 @@ class Dice:
     """Chooses by random numbers; what kind of schedule it is, is random too.
 
     Half of the schedules give each process a rank, let the highest run, and take its rank away at a few random
-    moments: that finds what needs long stretches and few, exact switches. The others throw for every step.
+    moments: that finds what needs long stretches and few, exact switches. The others throw for every step. In half of
+    all schedules what is late comes soon, in the others after a long time.
 
     Args:
         scenario: what runs.
@@ -385,6 +397,7 @@ class Dice:
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self._random = random.Random(seed)
         self._fates = [fate for fate, limit in scenario.faults.items() if limit]
+        self._landing = 0.1 if seed % 2 else 0.01
         self._rate = self._random.choice((0.0, 0.01, 0.03, 0.1)) if self._fates else 0.0
         self._ranks: list[str] = []
         self._stay = 0.0
@@ -401,7 +414,7 @@ class Dice:
         """See `Scheduler`."""
         dice = self._random
         late = len(run.cloud.late)
-        if late and dice.random() < (0.1 if run.ready else 0.5):
+        if late and dice.random() < (self._landing if run.ready else 0.5):
             return Choice(LANDING, place=dice.randrange(late))
         if not run.ready:
             return None

@@ -81,10 +81,16 @@ def held(objects: Objects, checkpoint: str) -> list[Manifest]:
     """The manifest that a pin holds of a checkpoint, if one does."""
     for path, data in objects.items():
         if path.startswith(f"{PINS}/{checkpoint}."):
-            document = json.loads(data)
-            found = manifest_at(f"{CHECKPOINTS}/{checkpoint}", base64.b64decode(document["manifest"]))
+            found = pinned_by(data)
             return [] if found is None else [found]
     return []
+
+
+@lru_cache(maxsize=1 << 12)
+def pinned_by(data: bytes) -> Manifest | None:
+    """The manifest that these bytes of a pin hold."""
+    document = json.loads(data)
+    return manifest_at(f"{CHECKPOINTS}/{document['checkpoint']}", base64.b64decode(document["manifest"]))
 
 
 _last: dict[str, Any] = {}
