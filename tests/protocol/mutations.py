@@ -337,6 +337,12 @@ def _do_not_watch(patch: Patch) -> None:
     patch.setattr(occupancy, "in_use", lambda who, **rest: in_use(who, **{**rest, "wait": lambda _: None}))
 
 
+def _whoever_was_there_is_there(patch: Patch) -> None:
+    patch.setattr(
+        occupancy, "in_use", lambda who, *, identity, **_: who is not None and who.job != identity.job
+    )
+
+
 def _believe_the_store(patch: Patch) -> None:
     patch.setattr(opening, "is_exclusive", lambda *_: True)
 
@@ -747,6 +753,13 @@ MUTATIONS = {
         off=_do_not_watch,
         scenario=scenarios.two_jobs,
         finds="of another job and alive",
+        faults=NO_FAULTS,
+    ),
+    "11: who is dead keeps others out": Mutation(
+        rule="11",
+        off=_whoever_was_there_is_there,
+        scenario=scenarios.two_jobs,
+        finds="ends by RunInUse",
         faults=NO_FAULTS,
     ),
     "12: the store is believed": Mutation(

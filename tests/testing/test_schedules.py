@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -285,3 +285,57 @@ def test_limits_of_all_orders() -> None:
         every_interleaving(scenario, at_most=5)
     with pytest.raises(ValueError, match="stale listings"):
         every_interleaving(Scenario(bodies={}, rules=Anything(), faults={"stale": 1}))
+
+
+# Processes that are not alone in the world
+
+
+def test_one_after_the_other() -> None:
+    """Who has to wait begins when the other one has ended, or is dead, and not before."""
+    scenario = Scenario(
+        bodies={"a": writes(2), "b": writes(2)}, rules=Anything(), after={"b": "a"}, faults={"kill": 1}
+    )
+    for seed in range(30):
+        order = [step.who for step in run_schedule(scenario, Dice(scenario, seed)).steps]
+        assert order == sorted(order)
+        assert "b" in order
+
+
+def test_hearts_beat_while_somebody_rests() -> None:
+    """Those of processes that live, and of no other."""
+
+    def rests(machine: Machine) -> None:
+        machine.rest()
+        machine.note(*machine.store.names(""))
+
+    def beats(_: Objects, living: Collection[str]) -> list[Request]:
+        return [Request("replace", name, b"") for name in sorted(living)]
+
+    scenario = Scenario(
+        bodies={"a": rests, "b": writes(1), "c": writes(1)},
+        rules=Anything(),
+        beats=beats,
+        faults={"kill": 1},
+    )
+    run = replay(scenario, ["b kill", "a"])
+    assert [note for step in run.steps for note in step.notes] == [("a", "c")]
+    with pytest.raises(ValueError, match="hearts"):
+        every_interleaving(scenario)
+
+
+def test_a_store_that_ignores_conditions() -> None:
+    """It creates over what is there, and what comes late does so too."""
+
+    def creates_twice(machine: Machine) -> None:
+        store = machine.store.overwriting()
+        assert store.exclusive is None
+        for text in (b"one", b"two"):
+            try:
+                machine.note(store.create("x", text))
+            except StorageUnavailable:
+                machine.note("no answer")
+
+    scenario = Scenario(bodies={"a": creates_twice}, rules=Anything(), faults={"late": 1})
+    run = replay(scenario, ["a late", "a", "land"])
+    assert [note for step in run.steps for note in step.notes] == [("no answer",), (True,)]
+    assert run.cloud.objects["x"] == b"one"

@@ -45,15 +45,15 @@ def every_interleaving(scenario: Scenario, *, at_most: int = 10_000_000) -> Expl
 
     Raises:
         Broken: a schedule broke a rule; made as short as leaving out can make it.
-        ValueError: the scenario has stale listings, or processes that follow each other.
+        ValueError: the scenario has stale listings, processes that follow each other, or some with hearts.
         RuntimeError: there are more states, or a process did not do the same when it got the same answers.
     """
     if scenario.faults.get(STALE):
         raise ValueError(
             "stale listings make every history a state of its own; leave them to random schedules"
         )
-    if scenario.after:
-        raise ValueError("processes that follow each other are for random schedules")
+    if scenario.after or scenario.beats is not None:
+        raise ValueError("processes that follow each other or have hearts are left to random schedules")
     walk = _Walk(scenario, at_most)
     with silence():
         try:

@@ -5,7 +5,7 @@
 - A start resumes from what was the newest when it claimed, or from something newer; never afresh beside a checkpoint.
 - Nothing that an attempt resumed from is withdrawn before it has two newer ones, nor what it passed over by itself.
 - No restore finds a file gone, unless a newer attempt has begun.
-- No job supersedes the newest attempt of another one that lives.
+- No job supersedes the newest attempt of another one that lives, and none is kept out by one that is dead.
 - A claim is one process's alone. Who was superseded before a save began, and publishes it, ends there.
 - Whatever is left at the end, a new attempt can resume from the newest, and save.
 
@@ -77,6 +77,8 @@ class Memory:
     """Processes whose present save began when a newer attempt had claimed."""
     restoring: frozenset[str] = frozenset()
     """Processes between claim and the end of the restore."""
+    company: frozenset[str] = frozenset()
+    """Processes that have watched, before they claimed, while an attempt of another one lived."""
     over: frozenset[str] = frozenset()
     """Processes that have ended or are dead."""
     pins: keeping.Pins = frozenset()
@@ -110,6 +112,8 @@ class ProtocolRules:
         """See `Rules`."""
         if step.choice.fate not in {DONE, STALE} and step.who not in memory.faulty:
             memory = replace(memory, faulty=memory.faulty | {step.who})
+        if step.request.name == "rest" and any(who not in memory.over for _, who in memory.owners):
+            memory = replace(memory, company=memory.company | {step.who})
         if step.after is not step.before:
             memory = self._after_effect(memory, step)
         elif step.who in memory.restoring and not _superseded(memory, step):
@@ -403,7 +407,7 @@ def _check_end(memory: Memory, step: Step) -> None:
         return
     if isinstance(error, NoUsableCheckpoint) and memory.lost:
         return  # all may need the file that a person took away
-    if isinstance(error, RunInUse) and any(who != step.who for _, who in memory.owners):
+    if isinstance(error, RunInUse) and step.who in memory.company | memory.faulty:
         return
     if isinstance(error, DamagedCheckpoint) and str(error.checkpoint) in memory.rotten:
         return  # a reader says so, who wants this one or none

@@ -149,7 +149,7 @@ class Scenario:
     """How many faults may happen in a schedule in all."""
     after: Mapping[str, str] = field(default_factory=dict)
     """By process: the one that has to be over before it begins."""
-    beats: Callable[[Objects, Collection[str]], Iterable[Request]] = lambda *_: ()
+    beats: Callable[[Objects, Collection[str]], Iterable[Request]] | None = None
     """What processes that live do while one of them rests, besides what their code does."""
 
 
@@ -228,7 +228,7 @@ class Run:
             if fate == WRONG:
                 self._wrong.add(request.path)
         self.cloud, answer = perform(self.cloud, who, request, fate=fate, back=choice.place)
-        if request.name == "rest":
+        if request.name == "rest" and self.scenario.beats is not None:
             for beat in self.scenario.beats(self.cloud.objects, self.ready):
                 self.cloud, _ = perform(self.cloud, who, beat)
         after = self.cloud.objects
