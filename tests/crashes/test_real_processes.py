@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 CRASHED = 9
 """The exit status of `spotsafe.testing.faults.kill_process`."""
 Ends = Callable[..., int]
-SHARE = 120
+SHARE = 200
 """Of the steps one in so many is tried each time; all of them by `make prove`."""
 
 
