@@ -6,8 +6,9 @@ Digests are made and compared in every row that is ours. A row is measured in a 
 processor time and that of its children; servers run in other processes. Ratios are what matters: the numbers of
 one table are of one run, turn by turn. Extra memory is what the peak adds to the state (and, of a load, to the result).
 
-- local: a staged save until it is published, beside the same bytes written with O_DIRECT and an fsync; a
-  verified load, beside plain reads by as many threads into the same kind of memory, with a cold and a warm page cache.
+- local: a save of a session from the safe point until it is published, so with the copy, beside as many bytes
+  written with O_DIRECT and an fsync; a verified load, beside plain reads by as many threads into the same kind of
+  memory, with a cold and a warm page cache.
 - seaweedfs, sink: S3, by a real server and by one that throws everything away (`benchmarks/sink.py`).
 - small: 50,000 tensors of 64 bytes on the local disk, beside torch.distributed.checkpoint.
 """
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import io
 import json
+import mmap
 import os
 import resource
 import shutil
@@ -170,24 +172,30 @@ def write_raw(path: Path, data: memoryview) -> None:
     os.close(fd)
 
 
-def read_raw(path: Path) -> Any:
+def read_raw(files: list[Path]) -> list[Any]:
     """As a load reads: so many threads, blocks of 16 MiB, into new memory of torch."""
     import torch
 
-    size = path.stat().st_size
-    result = torch.empty(size, dtype=torch.uint8)
-    view = memoryview(result.numpy())
-    fd = os.open(path, os.O_RDONLY)
+    results = [torch.empty(file.stat().st_size, dtype=torch.uint8) for file in files]
+    descriptors = [os.open(file, os.O_RDONLY) for file in files]
 
-    def read(start: int) -> None:
-        end, at = min(start + PART, size), start
+    def read(fd: int, view: memoryview, start: int) -> None:
+        end, at = min(start + PART, len(view)), start
         while at < end:
             at += os.preadv(fd, [view[at:end]], at)
 
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(read, range(0, size, PART)))
-    os.close(fd)
-    return result
+        views = [memoryview(one.numpy()) for one in results]
+        jobs = [
+            pool.submit(read, fd, view, start)
+            for fd, view in zip(descriptors, views, strict=True)
+            for start in range(0, len(view), PART)
+        ]
+        for job in jobs:
+            job.result()
+    for fd in descriptors:
+        os.close(fd)
+    return results
 
 
 def forget_cache(path: Path) -> None:
@@ -197,29 +205,62 @@ def forget_cache(path: Path) -> None:
     os.close(fd)
 
 
+class Published:
+    """A sink that measures each save, from the beginning of its copy until the checkpoint is there."""
+
+    def __init__(self) -> None:
+        self.began: tuple[float, float] = 0.0, 0.0
+        self.costs: list[Cost] = []
+
+    def emit(self, event: Any) -> None:
+        from spotsafe import events
+
+        now = time.perf_counter(), cpu_s()
+        if isinstance(event, events.SaveStarted):
+            self.began = now
+        elif isinstance(event, events.CheckpointPublished):
+            self.costs.append(Cost(now[0] - self.began[0], now[1] - self.began[1], 0.0))
+
+
+def local_saves(mib: int, repeats: int, folder: str) -> list[tuple[Cost, Cost]]:
+    """Saves of a session, from the safe point until each is published, in turn with raw writes of as many bytes."""
+    import numpy as np
+    import torch
+
+    import spotsafe
+
+    rng, raw, sink = np.random.default_rng(0), Path(folder, "raw"), Published()
+    model = torch.nn.ParameterList(
+        torch.from_numpy(rng.standard_normal(mib * MIB // 128, dtype=np.float32)) for _ in range(32)
+    )
+    memory = mmap.mmap(-1, mib * MIB)
+    np.frombuffer(memory, dtype=np.uint8)[:] = 1
+    write_raw(raw, memoryview(memory))  # the disk's first write of its size is never like the others
+    theirs = []
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    with quiet, spotsafe.session(f"{folder}/run", model=model, save_every=1, keep=2, events=sink) as run:
+        for _ in run.range(repeats + 1):
+            run.wait()  # for the save of the step before, and for the deletion of an older one behind it
+            raw.unlink()
+            theirs.append(measured(lambda: write_raw(raw, memoryview(memory)))[1])
+    return list(zip(sink.costs, theirs, strict=True))[1:]  # the first save also makes the memory
+
+
 def case_local(mib: int, repeats: int, folder: str) -> list[dict[str, Any]]:
     from spotsafe.reader import load_verified
     from spotsafe.storage.local import LocalStore
 
-    staged = Staged(mib * MIB)
-    data = staged.arena.view[: staged.plan.arena_size]
-    store, raw = LocalStore(Path(folder, "run")), Path(folder, "raw")
-    pairs: dict[str, list[tuple[Cost, Cost]]] = {"save": [], "load, cold cache": [], "load, warm cache": []}
-    save = saver(store, staged)
-    write_raw(raw, data)  # the disk's first write of its size is never like the others
-    for number in range(1, repeats + 1):
-        raw.unlink(missing_ok=True)
-        _, theirs = measured(lambda: write_raw(raw, data))
-        _, ours = measured(lambda number=number: save(number))
-        pairs["save"].append((ours, theirs))
+    pairs = {"save": local_saves(mib, repeats, folder), "load, cold cache": [], "load, warm cache": []}
+    store = LocalStore(Path(folder, "run"))
     candidate = newest(store)
-    (file,) = Path(folder, "run").glob(f"checkpoints/{candidate.name}/data*")
+    files = sorted(Path(folder, "run").glob(f"checkpoints/{candidate.name}/data*"))
     for kind in ("load, cold cache", "load, warm cache"):
         for _ in range(repeats):
             costs = []
-            for work in (lambda: load_verified(store, candidate), lambda: read_raw(file)):
+            for work in (lambda: load_verified(store, candidate), lambda: read_raw(files)):
                 if "cold" in kind:
-                    forget_cache(file)
+                    for file in files:
+                        forget_cache(file)
                 result, cost = measured(work)
                 del result
                 costs.append(cost)

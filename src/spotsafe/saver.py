@@ -5,7 +5,7 @@ When to save is `policy.interval`'s decision and what can be saved is known in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,8 +24,10 @@ from spotsafe.policy.retention import Keep
 from spotsafe.tensors.frozen import FrozenTensors, StagedFrozen
 from spotsafe.tensors.plan import PlanCache, SavePlan
 from spotsafe.tensors.staging import stage
+from spotsafe.tensors.tree import Capture, NamedTensor
 from spotsafe.tracking import Tracker
 from spotsafe.writer.arena import Arena
+from spotsafe.writer.copied import Staging
 from spotsafe.writer.job import SaveJob, SaveResult
 from spotsafe.writer.lending import HeldFiles
 from spotsafe.writer.thread import WriterThread
@@ -44,6 +46,19 @@ class Lineage:
     nonfinite_before: frozenset[str]
     frozen: tuple[FileEntry, ...] = ()
     """Files with frozen tensors of the checkpoint resumed from, if they may be referred to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Due:
+    """A save that is to be made."""
+
+    name: CheckpointName
+    capture: Capture
+    plan: SavePlan
+    reason: str
+    metrics: dict[str, float]
+    began: float
+    """On the monotonic clock, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -165,17 +180,12 @@ class Saver:
         name = CheckpointName(self.lineage.record.attempt, step, self._saves + 1, self.lineage.record.nonce)
         self._saves += 1
         self.emit(events.SaveStarted(checkpoint=str(name), step=step, reason=reason))
-        job, arena, frozen = self._stage(name, session, reason=reason, metrics=metrics or {})
-        self._say_best_finds_nothing(job.metrics)
-        self.last_step, self._last_time, self._overdue = step, began, False
-        self.held_step = step
-        blocked = self.clock.monotonic() - began
-        self._blocked[name] = blocked
-        self._submitted_at = began + blocked
-        total = sum(file.size for file in job.files) + frozen.staged_bytes
-        self.emit(events.SaveStaged(checkpoint=str(name), total_bytes=total, blocked_s=blocked))
-        self._frozen_arena = frozen.arena
-        self.writer.submit(job, arena.view, None if frozen.arena is None else frozen.arena.view)
+        capture, idle = self._frozen.split(self.tracker.capture(session=session))
+        plan = self._plans.plan(capture.tensors, rank=self.identity.rank)
+        what = _Due(
+            name=name, capture=capture, plan=plan, reason=reason, metrics=dict(metrics or {}), began=began
+        )
+        (self._copy_then_write if len(plan.files) < 2 else self._write_while_copying)(what, idle)
         return True
 
     def poll(self) -> None:
@@ -228,41 +238,67 @@ class Saver:
 
     # -- inside ---
 
-    def _stage(
-        self,
-        name: CheckpointName,
-        session: Mapping[str, Any],
-        *,
-        reason: str,
-        metrics: Mapping[str, float],
-    ) -> tuple[SaveJob, Arena, StagedFrozen]:
-        capture, idle = self._frozen.split(self.tracker.capture(session=session))
-        plan = self._plans.plan(capture.tensors, rank=self.identity.rank)
-        arena = self._room_for(plan)
-        stage(plan, capture, arena.view)
+    def _copy_then_write(self, due: _Due, idle: Sequence[NamedTensor]) -> None:
+        arena = self._room_for(due.plan)
+        stage(due.plan, due.capture, arena.view)
         frozen = self._frozen.stage(idle)
-        job = SaveJob(
-            name=name,
+        job = self._job(due, frozen)
+        self._note_staged(job, frozen.staged_bytes, began=due.began)
+        self._submit(job, arena, frozen)
+
+    def _write_while_copying(self, due: _Due, idle: Sequence[NamedTensor]) -> None:
+        """Hand the save over before its files are filled: each is written when it is there."""
+        arena, frozen, staging = self._room_for(due.plan), self._frozen.stage(idle), Staging()
+        job = self._job(due, frozen)
+        self._submit(job, arena, frozen, staging)
+        try:
+            stage(due.plan, due.capture, arena.view, reached=staging.reached)
+            self._note_staged(job, frozen.staged_bytes, began=due.began)
+        except BaseException:
+            staging.fail()  # else the writer would wait for ever
+            raise
+        staging.finish()
+
+    def _submit(
+        self, job: SaveJob, arena: Arena, frozen: StagedFrozen, staging: Staging | None = None
+    ) -> None:
+        self._frozen_arena = frozen.arena
+        memory = None if frozen.arena is None else frozen.arena.view
+        self.writer.submit(job, arena.view, memory, staging=staging)
+
+    def _job(self, due: _Due, frozen: StagedFrozen) -> SaveJob:
+        return SaveJob(
+            name=due.name,
             run=self.lineage.record.run,
             parent=self.lineage.resumed_from,
-            reason=reason,
+            reason=due.reason,
             created=self.clock.wall(),
             world_size=self.identity.world_size,
             rank=self.identity.rank,
-            metrics=dict(metrics),
-            files=plan.files,
+            metrics=due.metrics,
+            files=due.plan.files,
             frozen=frozen.files,
-            tensors=(*plan.tensors, *frozen.tensors),
-            state=capture.state,
-            session=capture.session,
-            health=plan.health,
+            tensors=(*due.plan.tensors, *frozen.tensors),
+            state=due.capture.state,
+            session=due.capture.session,
+            health=due.plan.health,
             nonfinite_before=self.lineage.nonfinite_before,
             keep=self.keep,
             resumed_from=self.lineage.resumed_from,
             passed_over=self.lineage.passed_over,
             rollbacks=self.lineage.record.rollbacks,
         )
-        return job, arena, frozen
+
+    def _note_staged(self, job: SaveJob, frozen_bytes: int, *, began: float) -> None:
+        name, step = job.name, job.name.step
+        self._say_best_finds_nothing(job.metrics)
+        self.last_step, self._last_time, self._overdue = step, began, False
+        self.held_step = step
+        blocked = self.clock.monotonic() - began
+        self._blocked[name] = blocked
+        self._submitted_at = began + blocked
+        total = sum(file.size for file in job.files) + frozen_bytes
+        self.emit(events.SaveStaged(checkpoint=str(name), total_bytes=total, blocked_s=blocked))
 
     def _remember_frozen(self) -> FrozenTensors:
         held = HeldFiles(self.clock.monotonic)
@@ -300,6 +336,8 @@ class Saver:
         if result.superseded_by is not None and result.error is None:
             return
         self.held_step = self._durable_step  # one save at a time: nothing later is staged
+        if result.abandoned:
+            return  # `save` raised why
         # A file that checkpoints refer to is gone: all of them lack it, so do not wait for the next interval.
         self._overdue = self._overdue or isinstance(result.error, StorageNotFound)
         self._count_failure(str(result.name), result.error)

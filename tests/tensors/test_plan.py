@@ -207,3 +207,13 @@ def test_the_same_box_twice_is_refused() -> None:
     box = TensorSpec("w", "float32", (2, 3), "other", piece_of=(4, 6), offsets=(2, 0))
     with pytest.raises(ValueError, match="same name"):
         plan_save([box, box])
+
+
+def test_the_first_files_are_smaller() -> None:
+    """So that writing begins early: each may be four times the one before, up to the limit; no tensor is cut for it."""
+    mebibyte = 1 << 20
+    specs = [TensorSpec(f"t{number:03}", "uint8", (16 * mebibyte,), "other") for number in range(100)]
+    sizes = [file.size // mebibyte for file in plan_save(specs, max_file_bytes=512 * mebibyte).files]
+    assert sizes == [48, 240, 496, 496, 320]
+    (large,) = plan_save([TensorSpec("t", "uint8", (500 * mebibyte,), "other")]).files
+    assert large.size > 500 * mebibyte

@@ -172,3 +172,18 @@ def test_parameters_that_need_gradients_are_joined() -> None:
         copied = torch.frombuffer(arena.view, dtype=torch.float32, offset=place.arena_offset, count=3)
         assert torch.equal(copied, taken.tensors[place.tensor].tensor.detach())
     assert all(parameter.grad_fn is None for parameter in model)
+
+
+def test_it_is_told_of_each_file_when_all_of_it_is_there() -> None:
+    """At that moment the arena holds what it holds in the end, up to the place that was told."""
+    taken = capture(
+        **{f"t{number}": torch.rand(number % 5, 7) for number in range(12)}, z=torch.rand(9, 9).t()
+    )
+    plan = PlanCache(max_file_bytes=600).plan(taken.tensors)
+    arena, told = Arena(plan.arena_size), []
+    stage(plan, taken, arena.view, reached=lambda end: told.append((end, bytes(arena.view[:end]))))
+    ends = [file.arena_offset + file.size for file in plan.files]
+    assert len(ends) > 3
+    assert [end for end, _ in told] == ends[: len(told)]
+    assert len(told) >= len(ends) - 1  # of the last one, the return tells
+    assert all(data == arena.view[:end] for end, data in told)

@@ -23,6 +23,10 @@ from spotsafe.writer.job import HealthSpan, StagedFile
 
 MAX_FILE_BYTES = 2 << 30
 """Default size that a data file does not exceed, in bytes."""
+FIRST_FILE_BYTES = 64 << 20
+"""Size that the first file does not exceed: as soon as it is copied it is written, while the rest is being copied."""
+_GROWTH = 4
+"""So many times larger each next file may be. Copying is that much faster than writing, so the writer never waits."""
 FileNames = Callable[[int, int], str]
 """Name of a file by rank and number."""
 _SCANNED = ("parameter", "moment", "buffer")
@@ -252,14 +256,14 @@ def _cut(
 
 
 def _packed(pieces: Iterable[_Piece], specs: Sequence[TensorSpec], limit: int) -> Iterator[list[_Piece]]:
-    """Fill files one after the other, so that the tensors of one object stay together."""
+    """Fill files one after the other, so that the tensors of one object stay together; the first ones are smaller."""
     file: list[_Piece] = []
-    used = 0
+    used, room = 0, min(limit, FIRST_FILE_BYTES)
     for piece in pieces:
         need = piece.nbytes + len(piece.key) + _ENTRY_BYTES + 20 * len(specs[piece.tensor].shape)
-        if file and used + need > limit:
+        if file and used + need > room:
             yield file
-            file, used = [], 0
+            file, used, room = [], 0, min(limit, room * _GROWTH)
         file.append(piece)
         used += need
     if file:

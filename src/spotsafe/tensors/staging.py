@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,13 +16,16 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What stands for the items of a strided copy, by size."""
 
 
-def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
+def stage(
+    plan: SavePlan, capture: Capture, arena: memoryview, *, reached: Callable[[int], None] | None = None
+) -> None:
     """Copy every tensor to its place and write the headers; blocking, each byte once.
 
     Args:
         plan: made for exactly the tensors of the capture.
         capture: the live tensors.
         arena: writable, at least `plan.arena_size` bytes.
+        reached: told the offset in the arena up to which everything is there, whenever a file is.
 
     Raises:
         ValueError: the arena is too small or read-only, or the tensors are not those of the plan.
@@ -30,11 +34,16 @@ def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
     _check(plan, tensors, arena)
     for offset, header in plan.headers:
         arena[offset : offset + len(header)] = header
-    devices = set()
+    ends = iter([file.arena_offset + file.size for file in plan.files] if reached else [])
+    devices, end = set[torch.device](), next(ends, math.inf)
     with torch.no_grad(), collection_paused():
         memory = _memory(arena, plan.arena_size)
         base = memory.data_ptr()
         for place in plan.placements:
+            while place.arena_offset >= end and reached is not None:
+                _wait_for(devices)  # a copy from a device may still be under way
+                reached(int(end))
+                end = next(ends, math.inf)
             tensor, start, size = tensors[place.tensor].tensor, place.arena_offset, place.nbytes
             if 0 < size <= SMALL and _is_plain_memory(tensor) and tensor.shape == place.lengths:
                 copy_bytes(base + start, tensor.data_ptr(), size)
@@ -42,6 +51,10 @@ def stage(plan: SavePlan, capture: Capture, arena: memoryview) -> None:
                 _copy(_box(tensor, place), memory[start : start + size])
                 if not tensor.is_cpu:
                     devices.add(tensor.device)
+    _wait_for(devices)
+
+
+def _wait_for(devices: set[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

@@ -102,5 +102,7 @@ class SaveResult:
     superseded_by: int | None = None
     """The newer attempt that exists, if one was seen before or after the publish."""
     error: BaseException | None = None
+    abandoned: bool = False
+    """Whether its state was never all there; who copied it tells why."""
     frozen: tuple[FileEntry, ...] = ()
     """The files with frozen tensors, as the index has them; empty if the save did not come so far."""

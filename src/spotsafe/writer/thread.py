@@ -10,10 +10,12 @@ from spotsafe.checkpoint.markers import EndedAt
 from spotsafe.clock import Clock
 from spotsafe.events import Event, SaveFailed
 from spotsafe.storage.store import Store
+from spotsafe.writer.copied import Staging
 from spotsafe.writer.job import SaveJob, SaveResult
 from spotsafe.writer.upload import Uploader
 
 NAME = "spotsafe-writer"
+_Task = tuple[SaveJob, memoryview, memoryview | None, Staging | None]
 
 _LONG_S = 3600.0
 
@@ -43,9 +45,7 @@ class WriterThread:
         self._uploader = Uploader(store, emit=emit, monotonic=clock.monotonic, ended=ended, ended_at=ended_at)
         self._emit = emit
         self._clock = clock
-        self._jobs: queue.SimpleQueue[tuple[SaveJob, memoryview, memoryview | None] | None] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
         self._free = threading.Event()
         self._free.set()
@@ -62,13 +62,22 @@ class WriterThread:
         """See `Uploader.undecided`; ask when it is `idle`."""
         return self._uploader.undecided
 
-    def submit(self, job: SaveJob, arena: memoryview, frozen: memoryview | None = None) -> None:
+    def submit(
+        self,
+        job: SaveJob,
+        arena: memoryview,
+        frozen: memoryview | None = None,
+        *,
+        staging: Staging | None = None,
+    ) -> None:
         """Begin to write a save. What goes wrong with it is in its result, never raised here.
 
         Args:
             job: what to write.
             arena: the staged bytes; they must not change until the writer is `idle` again.
             frozen: those of frozen tensors, if any were staged; the same holds for them.
+            staging: of an arena that the caller is still about to fill. It must be finished, or failed: the writer
+                waits for it.
 
         Raises:
             RuntimeError: a save is being written, or the writer is closed; both are mistakes of the caller.
@@ -84,7 +93,7 @@ class WriterThread:
             self._fail(job, error)
             self._free.set()
             return
-        self._jobs.put((job, arena, frozen))
+        self._jobs.put((job, arena, frozen, staging))
 
     def poll(self) -> list[SaveResult]:
         """The results of the saves that have ended since the last call, in their order."""
@@ -130,10 +139,10 @@ class WriterThread:
             task = self._jobs.get()
             if task is None:
                 return
-            job, arena, frozen = task
+            job, arena, frozen, staging = task
             del task  # the arenas must not be held while waiting for the next save
             try:
-                self._results.put(self._uploader.run(job, arena, frozen))
+                self._results.put(self._uploader.run(job, arena, frozen, staging))
             except BaseException as error:  # noqa: BLE001 - an error of our own must reach the caller too
                 self._fail(job, error)
             finally:

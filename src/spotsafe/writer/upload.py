@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from spotsafe.checkpoint import gc
 from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
@@ -24,7 +26,8 @@ from spotsafe.events import (
     SaveFailed,
 )
 from spotsafe.storage.store import Store
-from spotsafe.writer.beside import beside
+from spotsafe.writer.beside import WORTH_IT, Begin, beside
+from spotsafe.writer.copied import CopyFailed, Staging
 from spotsafe.writer.health import scan
 from spotsafe.writer.job import FrozenFile, SaveJob, SaveResult, StagedFile
 from spotsafe.writer.lending import Lender
@@ -46,6 +49,7 @@ class _Progress:
     published: bool = False
     superseded_by: int | None = None
     error: BaseException | None = None
+    abandoned: bool = False
     written: int = 0
     frozen: tuple[FileEntry, ...] = ()
 
@@ -86,13 +90,20 @@ class Uploader:
         """See `Tidying.undecided`."""
         return self._tidying.undecided
 
-    def run(self, job: SaveJob, arena: memoryview, frozen: memoryview | None = None) -> SaveResult:
+    def run(
+        self,
+        job: SaveJob,
+        arena: memoryview,
+        frozen: memoryview | None = None,
+        staging: Staging | None = None,
+    ) -> SaveResult:
         """Make the checkpoint exist, then apply retention if this attempt is the newest.
 
         Args:
             job: what to write.
             arena: the staged bytes; they must not change until this returns.
             frozen: those of frozen tensors, if any were staged.
+            staging: if the arena is still being filled: how far that is. A file is written when all of it is there.
 
         Returns:
             How it ended. Nothing is raised. With `published` an `error` is what failed after the checkpoint
@@ -101,7 +112,10 @@ class Uploader:
         """
         progress = _Progress(started=self._monotonic())
         try:
-            self._save(job, arena, frozen, progress)
+            self._save(job, arena, frozen, staging, progress)
+        except CopyFailed as error:
+            progress.abandoned = True
+            self._tidying.note_failed(job.name, manifest_tried=False, error=error)
         except BaseException as error:  # noqa: BLE001 - MemoryError too: training goes on whatever happens here
             expected = isinstance(error, SpotsafeError)
             _log.log(logging.DEBUG if expected else logging.ERROR, "save %s failed", job.name, exc_info=True)
@@ -116,17 +130,30 @@ class Uploader:
             write_s=progress.write_s or self._monotonic() - progress.started,
             superseded_by=progress.superseded_by,
             error=progress.error,
+            abandoned=progress.abandoned,
             frozen=progress.frozen,
         )
 
-    def _save(self, job: SaveJob, arena: memoryview, frozen: memoryview | None, progress: _Progress) -> None:
+    def _save(
+        self,
+        job: SaveJob,
+        arena: memoryview,
+        frozen: memoryview | None,
+        staging: Staging | None,
+        progress: _Progress,
+    ) -> None:
         staged = [(file, _staged(file, arena)) for file in job.files]
         idle = [(file, _staged_frozen(file, frozen)) for file in job.frozen]
-        with beside(sum(len(data) for _, data in (*staged, *idle) if data is not None)) as begin:
+        size = sum(len(data) for _, data in (*staged, *idle) if data is not None)
+        with beside(size if staging is None else max(size, WORTH_IT)) as at_once:
+            begin = _after_the_copy(at_once, staging)
             scanned = begin(partial(scan, job.health, arena=arena))
             digests = [begin(partial(block_digests, data)) for _, data in staged]
             idle_digests = [None if data is None else begin(partial(block_digests, data)) for _, data in idle]
             for file, data in staged:
+                if staging is not None:
+                    last = file is job.files[-1]
+                    staging.wait(None if last else file.arena_offset + file.size)
                 self._write_file(job, file.name, data)
             progress.frozen = tuple(
                 self._place_frozen(job, file, data, None if digest is None else digest.result())
@@ -227,6 +254,22 @@ class Uploader:
         self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=text))
         if isinstance(error, Exception):
             self._tidying.note_failed(job.name, manifest_tried=progress.manifest_tried, error=error)
+
+
+def _after_the_copy(begin: Begin, staging: Staging | None) -> Begin:
+    """Training waits for the copy, so nothing that takes processor time runs beside it; writing takes little."""
+    if staging is None:
+        return begin
+    copy = staging
+
+    def begin_later(work: Callable[[], Any]) -> Future[Any]:
+        def wait_and_work() -> Any:
+            copy.wait()
+            return work()
+
+        return begin(wait_and_work)
+
+    return begin_later
 
 
 def _staged_frozen(file: FrozenFile, frozen: memoryview | None) -> memoryview | None:

@@ -1,0 +1,123 @@
+"""A save that is handed over before it is copied: each file is written when it is there, and none before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from spotsafe.checkpoint.catalog import candidates, look
+from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.events import SaveFailed
+from spotsafe.storage.wrapping import Operation, WrappingStore
+from spotsafe.testing.memory import MemoryStore
+from spotsafe.testing.saves import StagedSave, stage, steps_of
+from spotsafe.testing.sinks import RecordingSink
+from spotsafe.writer.copied import CopyFailed, Staging
+from spotsafe.writer.upload import Uploader
+
+PATIENCE_S = 30.0
+FILES = 3
+
+
+def save(step: int, *, size: int = 4) -> StagedSave:
+    """A save of three files, all of it copied."""
+    arrays = {name: np.full(size, step, dtype=np.float32) for name in "abc"}
+    return stage(CheckpointName(1, step, step, "00000000"), arrays, files=FILES)
+
+
+class Watched(WrappingStore):
+    """Counts the data files that arrive."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.count = 0
+        self._arrived = threading.Condition()
+
+    def around(self, operation: Operation, call: Callable[[], object]) -> object:  # type: ignore[override] # any result
+        result = call()
+        if operation.name == "put_large":
+            with self._arrived:
+                self.count += 1
+                self._arrived.notify_all()
+        return result
+
+    def wait_for(self, count: int) -> None:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: self.count >= count, PATIENCE_S)
+
+
+@pytest.fixture
+def staging() -> Staging:
+    return Staging()
+
+
+@pytest.fixture
+def pool(staging: Staging) -> Iterator[ThreadPoolExecutor]:
+    """A writer's thread, which no failed test leaves waiting."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+        staging.fail()
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20], ids=["small", "with-threads"])
+def test_a_file_is_written_as_soon_as_it_is_there(
+    pool: ThreadPoolExecutor, staging: Staging, size: int
+) -> None:
+    """Filled file by file: each arrives before the next has its bytes; the last, and the manifest, at the end."""
+    whole, store = save(7, size=size), Watched()
+    arena = memoryview(bytearray(len(whole.arena)))
+    uploader = Uploader(store, emit=RecordingSink().emit, monotonic=lambda: 0.0)
+    done = pool.submit(uploader.run, whole.job, arena, None, staging)
+    for number, file in enumerate(whole.job.files):
+        end = file.arena_offset + file.size
+        assert store.count == number
+        arena[file.arena_offset : end] = whole.arena[file.arena_offset : end]
+        if number < FILES - 1:
+            staging.reached(end)
+            store.wait_for(number + 1)
+    staging.reached(len(arena))  # the last file waits for the word that all went well
+    assert store.count == FILES - 1
+    assert not steps_of(candidates(store, look(store)))
+    staging.finish()
+    result = done.result(PATIENCE_S)
+    assert (result.error, result.abandoned) == (None, False)
+    assert steps_of(candidates(store, look(store))) == [7]
+
+
+def test_what_is_never_copied_is_never_published(pool: ThreadPoolExecutor, staging: Staging) -> None:
+    """The writer lets go, says nothing in place of whoever copied, and its files go with the next save."""
+    one, two, store, sink = save(1), save(2), Watched(), RecordingSink()
+    uploader = Uploader(store, emit=sink.emit, monotonic=lambda: 0.0)
+    done = pool.submit(uploader.run, one.job, one.arena, None, staging)
+    staging.reached(one.job.files[0].size)
+    store.wait_for(1)
+    staging.fail()
+    result = done.result(PATIENCE_S)
+    assert (result.published, result.abandoned, result.error) == (False, True, None)
+    assert not [event for event in sink.events if isinstance(event, SaveFailed)]
+    assert store.inner.names(one.job.name.folder)
+    assert pool.submit(uploader.run, two.job, two.arena).result(PATIENCE_S).published
+    assert steps_of(candidates(store, look(store))) == [2]
+    assert not store.inner.names(one.job.name.folder)
+
+
+def test_waiting() -> None:
+    """For a part, for all, and for what never comes."""
+    staging = Staging()
+    staging.wait(0)
+    staging.reached(10)
+    staging.reached(5)  # no step back
+    staging.wait(10)
+    staging.finish()
+    staging.wait(11)
+    staging.wait()
+    failed = Staging()
+    failed.reached(10)
+    failed.fail()
+    for end in (None, 5):  # half a state is none
+        with pytest.raises(CopyFailed):
+            failed.wait(end)
