@@ -25,6 +25,7 @@ from spotsafe.checkpoint.layout import (
     PINS,
     CheckpointName,
     attempt_record,
+    ledger_events,
     parse_attempt,
 )
 from spotsafe.errors import (
@@ -77,8 +78,10 @@ class Memory:
     """Processes whose present save began when a newer attempt had claimed."""
     restoring: frozenset[str] = frozenset()
     """Processes between claim and the end of the restore."""
+    watching: frozenset[str] = frozenset()
+    """Processes that have looked at a heartbeat."""
     company: frozenset[str] = frozenset()
-    """Processes that have watched, before they claimed, while an attempt of another one lived."""
+    """Those of them in whose time an attempt that lived has beaten its heart."""
     over: frozenset[str] = frozenset()
     """Processes that have ended or are dead."""
     pins: keeping.Pins = frozenset()
@@ -112,8 +115,10 @@ class ProtocolRules:
         """See `Rules`."""
         if step.choice.fate not in {DONE, STALE} and step.who not in memory.faulty:
             memory = replace(memory, faulty=memory.faulty | {step.who})
+        if step.request.path.endswith("/heartbeat.json"):
+            memory = replace(memory, watching=memory.watching | {step.who})
         if step.request.name == "rest" and any(who not in memory.over for _, who in memory.owners):
-            memory = replace(memory, company=memory.company | {step.who})
+            memory = replace(memory, company=memory.company | memory.watching)
         if step.after is not step.before:
             memory = self._after_effect(memory, step)
         elif step.who in memory.restoring and not _superseded(memory, step):
@@ -248,6 +253,8 @@ def _check_one_job(memory: Memory, step: Step, number: int) -> None:
     for before, who in memory.owners:
         if before != number - 1 or who in memory.over or who == step.who:
             continue
+        if ledger_events(before, 1) in step.after:
+            continue  # it has recorded its end, and has only to hear that
         theirs = record_at(step.after[attempt_record(before)], before)
         if (theirs.job, theirs.arguments) != (mine.job, mine.arguments) and not theirs.is_rollback:
             raise Broken(f"{step.who} supersedes {who}, which is of another job and alive")
