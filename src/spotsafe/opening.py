@@ -156,14 +156,16 @@ def load_newest(
     def find(listing: Listing) -> Choice | None:
         return _choose(store, listing, run=record.run, branch=record.rollbacks, emit=emit, unusable=unusable)
 
-    for _ in range(_TRIES):
+    vanished = 0
+    while vanished < _TRIES:  # one that proves damaged is noted in `unusable`, and never chosen again
         _, choice = _look_and(find, store)
         if choice is None:
             return Opened(claimed=claimed, choice=None, loaded=None)
         try:
             loaded = load_chosen(store, choice, emit=emit, unusable=unusable, threads=threads)
         except StorageNotFound:
-            continue  # an older attempt's retention took it away meanwhile: list and choose again
+            vanished += 1  # an older attempt's retention took it away meanwhile: list and choose again
+            continue
         if loaded is not None:
             if not choice.manifest.health.healthy:
                 emit(

@@ -189,6 +189,19 @@ def test_both_damaged_names_both() -> None:
     assert set(caught.value.reasons) == {str(older), str(newer)}
 
 
+def test_however_many_are_damaged_an_older_one_is_taken() -> None:
+    """A bad disk, or a rule that deletes large objects, spoils many at once; none of them has vanished."""
+    store = MemoryStore()
+    trained(store, until=13, save_every=1, keep=20)
+    newest_first = published(store)
+    for name in newest_first[:12]:
+        missing(store, name, name)
+    program = Program()
+    with program.session(store) as run:
+        assert run.step == newest_first[12].step
+    assert len({one.checkpoint for one in program.of(ev.CheckpointPassedOver)}) == 12
+
+
 def test_retention_leaves_what_was_passed_over() -> None:
     """Evidence of damage is for a person to look at, whatever keep= says."""
     store, older, newer = run_of_two()

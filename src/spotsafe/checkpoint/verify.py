@@ -7,7 +7,7 @@ What the store cannot answer is not damage: it propagates.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spotsafe.checkpoint.blocks import block_of, check_size, read_block
@@ -34,8 +34,10 @@ class Fault:
     reason: str
 
 
-Good = set[tuple[str, int, tuple[str, ...]]]
-"""Path, block size and digests of files that were read and are as they should be."""
+Tensors = Counter[tuple[int, int, str, tuple[int, ...]]]
+"""Place, bytes, dtype and shape of each tensor in a file."""
+Good = dict[tuple[str, int, tuple[str, ...]], Tensors]
+"""Path, block size and digests of files that were read and are as they should be -> what their headers list."""
 
 
 def verify(store: Store, name: CheckpointName, *, good: Good | None = None) -> list[Fault]:
@@ -63,7 +65,7 @@ def verify(store: Store, name: CheckpointName, *, good: Good | None = None) -> l
         fault = candidate.fault
         reason = fault.reason if isinstance(fault, DamagedCheckpoint) else candidate.reason
         return [Fault(file=MANIFEST, reason=reason)]
-    known = set() if good is None else good
+    known: Good = {} if good is None else good
     return [
         fault for part in candidate.manifest.parts for fault in _part_faults(store, candidate, part, known)
     ]
@@ -88,14 +90,14 @@ def _file_faults(
     key, shown = (file.path(name), index.block_size, file.digests), file.shown()
     try:
         check_size(store, name, file)
-        blocks = range(min(1, len(file.digests))) if key in good else range(len(file.digests))
-        header, bad = _read_blocks(store, name, index, file, blocks)
-        if bad:
-            more = f", and {len(bad) - 1} more blocks" if len(bad) > 1 else ""
-            yield Fault(file=shown, reason=bad[0] + more)
-            return
-        good.add(key)
-        if _stored(header, file) != _expected(index, file.name):
+        if key not in good:
+            header, bad = _read_blocks(store, name, index, file)
+            if bad:
+                more = f", and {len(bad) - 1} more blocks" if len(bad) > 1 else ""
+                yield Fault(file=shown, reason=bad[0] + more)
+                return
+            good[key] = _stored(header, file)
+        if good[key] != _expected(index, file.name):
             yield Fault(file=shown, reason="its header lists other tensors than the index")
     except StorageNotFound:
         yield Fault(file=shown, reason="is missing")
@@ -106,13 +108,13 @@ def _file_faults(
 
 
 def _read_blocks(
-    store: Store, name: CheckpointName, index: Index, file: FileEntry, blocks: Iterable[int]
+    store: Store, name: CheckpointName, index: Index, file: FileEntry
 ) -> tuple[bytearray, list[str]]:
     """The file's header, verified, and why each block that differs also at a second read is not as published."""
     header, bad = bytearray(), []
     with room_for(f"{name}/{file.shown()}"):
         buffer = memoryview(bytearray(min(index.block_size, file.size)))
-    for number in blocks:
+    for number in range(len(file.digests)):
         block = block_of(name, file, number, block_size=index.block_size)
         try:
             read_block(store, name, block, buffer[: block.size])
@@ -131,13 +133,13 @@ def _read_blocks(
     return header, bad
 
 
-def _stored(header: bytearray, file: FileEntry) -> Counter[tuple[int, int, str, tuple[int, ...]]]:
+def _stored(header: bytearray, file: FileEntry) -> Tensors:
     stored = parse_header(bytes(header), file_size=file.size)
     return Counter((one.start, one.nbytes, one.dtype_code, one.shape) for one in stored.values())
 
 
-def _expected(index: Index, file: str) -> Counter[tuple[int, int, str, tuple[int, ...]]]:
-    expected: Counter[tuple[int, int, str, tuple[int, ...]]] = Counter()
+def _expected(index: Index, file: str) -> Tensors:
+    expected: Tensors = Counter()
     for tensor in index.tensors:
         dtype = require(tensor.dtype, path=tensor.name)
         for piece in tensor.slices:
