@@ -165,8 +165,17 @@ def attempts(run: Path, number: int) -> Path:
     return run / "attempts" / f"stranger-{number}.json"
 
 
-@pytest.mark.parametrize("what", ["load", "resume", "ls", "gc"])
-@pytest.mark.parametrize("path", [folders, strangers, attempts])
+@pytest.mark.parametrize(
+    ("what", "path"),
+    [
+        ("load", folders),
+        ("resume", folders),
+        ("gc", folders),
+        ("ls", strangers),
+        ("gc", strangers),
+        ("resume", attempts),
+    ],
+)
 def test_many_names(what: str, path: Callable[[Path, int], Path], tmp_path: Path) -> None:
     """Ten thousand empty folders in the place of checkpoints, or of strangers anywhere: some megabytes."""
     run = trained(tmp_path / "run")
