@@ -43,7 +43,17 @@ from spotsafe.testing.cloud import BLIND, DEAD, DONE, STALE, Cloud, Objects
 from spotsafe.testing.parking import Failure, Request
 from spotsafe.testing.protocol import Plan, alone
 from spotsafe.testing.schedules import LANDING, Broken, Choice, Step
-from spotsafe.testing.seen import Choosable, held, manifest_at, names, newest, problem, published, record_at
+from spotsafe.testing.seen import (
+    Choosable,
+    held,
+    kept_by_a_rollback,
+    manifest_at,
+    names,
+    newest,
+    problem,
+    published,
+    record_at,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,14 +379,15 @@ def _check_let_go(memory: Memory, step: Step) -> None:
         return
     name = CheckpointName.parse(chosen)
     assert name is not None
-    if name not in names(step.after) and _newer_on_branch(memory, step, name) < FLOOR:
+    if name not in names(step.after) and not _may_go(memory.branch, step, name):
         raise Broken(f"{step.who} lets go of {name}, which was gone back to, and withdrawn")
 
 
-def _newer_on_branch(memory: Memory, step: Step, name: CheckpointName) -> int:
-    """How many healthy ones count that are newer."""
-    there = [one for one in published(step.before) if not is_set_aside(one.name, memory.branch)]
-    return len([one for one in there if one.name > name and one.health.healthy])
+def _may_go(branch: Branch, step: Step, name: CheckpointName) -> bool:
+    """Whether this is what the branch goes on from, and two newer healthy ones count there."""
+    there = [one for one in published(step.before) if not is_set_aside(one.name, branch)]
+    newer = [one for one in there if one.name > name and one.health.healthy]
+    return gone_back_to(branch) == str(name) and len(newer) >= FLOOR
 
 
 def _check_not_needed(memory: Memory, step: Step, name: CheckpointName) -> None:
@@ -389,14 +400,14 @@ def _check_not_needed(memory: Memory, step: Step, name: CheckpointName) -> None:
         raise Broken(f"{step.who} withdraws {name}, which its resume passed over")
     if name in names(step.before) and is_set_aside(name, _branch_of(step.after, _number(memory, step.who))):
         raise Broken(f"{step.who} withdraws {name}, which a rollback has set aside")
-    if gone_back_to(memory.branch) == str(name) and (
-        _newer_on_branch(memory, step, name) >= FLOOR or held(step.after, str(name))
-    ):
+    if _may_go(memory.branch, step, name) or kept_by_a_rollback(step.after, str(name)):
         return
     deleting = [number for number, owner in memory.owners if owner == step.who]
     for number, origin in memory.origins:
         if origin != name or not deleting or max(deleting) > number:
             continue
+        if _may_go(_branch_of(step.after, number), step, name):
+            continue  # though somebody has gone back elsewhere since
         newer = [one for one in published(step.before) if one.name > origin and one.health.healthy]
         if max(deleting) < number or len(newer) < FLOOR:
             raise Broken(f"{step.who} withdraws {name}, which attempt {number} resumed from")

@@ -19,6 +19,7 @@ from spotsafe.checkpoint.digest import block_digests, sha256_hex
 from spotsafe.checkpoint.index import Index, decode_index
 from spotsafe.checkpoint.layout import CHECKPOINTS, MANIFEST, PINS, CheckpointName
 from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.checkpoint.pins import ROLLBACK
 from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
 from spotsafe.testing.cloud import Objects
 
@@ -84,6 +85,15 @@ def held(objects: Objects, checkpoint: str) -> list[Manifest]:
             found = pinned_by(data)
             return [] if found is None else [found]
     return []
+
+
+def kept_by_a_rollback(objects: Objects, checkpoint: str) -> bool:
+    """Whether somebody who went back to this checkpoint, lately or before, has pinned it."""
+    return any(
+        json.loads(data)["purpose"] == ROLLBACK
+        for path, data in objects.items()
+        if path.startswith(f"{PINS}/{checkpoint}.")
+    )
 
 
 @lru_cache(maxsize=1 << 12)
