@@ -45,6 +45,6 @@ def render(
         "|---|---|",
     ]
     for name, numbers in entries:
-        counts = ", ".join(f"{key.replace('_', ' ')}: {value:g}" for key, value in numbers.items())
+        counts = ", ".join(f"{key.replace('_', ' ')}: {value:,}" for key, value in numbers.items())
         lines.append(f"| {name} | {counts} |")
     return "\n".join(lines) + "\n"

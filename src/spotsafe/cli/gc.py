@@ -106,9 +106,8 @@ def _is_exclusive(store: Store, found: Survey) -> bool:
     if said is not None:
         return said
     rival = encode_marker(Marker(state=ABANDONED, in_use=(index_file(0),)))
-    names = {CheckpointName.parse(item.path.split("/")[1]) for item in found.items if item.delete}
-    for name in names - {None}:
-        assert name is not None, "what is garbage lies in a checkpoint's folder"
+    folders = {item.path.split("/")[1] for item in found.items if item.delete}
+    for name in filter(None, map(CheckpointName.parse, sorted(folders))):
         if decide(store, name, published=False).marker is None:
             continue  # published at this moment
         ours = store.read(name.manifest, max_bytes=MAX_BYTES)
