@@ -250,14 +250,14 @@ class Saver:
         """Hand the save over before its files are filled: each is written when it is there."""
         arena, frozen, staging = self._room_for(due.plan), self._frozen.stage(idle), Staging()
         job = self._job(due, frozen)
-        self._submit(job, arena, frozen, staging)
         try:
+            self._submit(job, arena, frozen, staging)
             stage(due.plan, due.capture, arena.view, reached=staging.reached)
             self._note_staged(job, frozen.staged_bytes, began=due.began)
-        except BaseException:
-            staging.fail()  # else the writer would wait for ever
+            staging.finish()
+        except BaseException:  # Ctrl-C too, anywhere: else the writer would wait for ever
+            staging.fail()
             raise
-        staging.finish()
 
     def _submit(
         self, job: SaveJob, arena: Arena, frozen: StagedFrozen, staging: Staging | None = None

@@ -44,19 +44,22 @@ def test_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert program.seen == whole.seen[3:]
 
 
-def test_a_copy_that_fails_half_way_is_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_copy_that_fails_half_way_is_no_checkpoint(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error is the program's, as of any copy; nothing of that save counts, and the next attempt goes on."""
     store, program, copy, left = MemoryStore(), Program(), staging.copy_bytes, [0]
 
     def fail(*arguments: Any) -> Any:
         left[0] -= 1
         if left[0] == 0:
-            raise RuntimeError("the device is gone")
+            raise error("the device is gone")
         return copy(*arguments)
 
     monkeypatch.setattr(staging, "copy_bytes", fail)
     with (
-        pytest.raises(RuntimeError, match="the device is gone"),
+        pytest.raises(error, match="the device is gone"),
         program.session(store, save_every=2, keep=10) as run,
     ):
         for step, batch in run.steps(program.loader, until=8):
