@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from spotsafe.cli.demo import find_example
+from tests.ahead import begin_all
 
 BROKEN = Path(__file__).with_name("broken_gpt.py")
 # A step takes long enough that the metadata service, asked once a second, is heard before the run is over.
@@ -28,6 +30,19 @@ def demo(*arguments: object, script_arguments: tuple[str, ...] = SMALL) -> tuple
     )
     assert result.stdout, result.stderr
     return result.returncode, json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def demos(request):
+    """Demos by what they do not restore, two at a time: each trains with one thread."""
+    with ThreadPoolExecutor(2) as pool:
+        yield begin_all(request, pool, without, of="broken")
+        pool.shutdown(cancel_futures=True)
+
+
+def without(broken: str) -> tuple[int, dict]:
+    """The demo of a program that does not restore one thing."""
+    return demo("--script", BROKEN, script_arguments=("--broken", broken, *SMALL))
 
 
 @pytest.mark.slow
@@ -58,9 +73,9 @@ def test_the_demo_is_green(tmp_path):
         ("position", {"sample ids", "loss of every step"}),
     ],
 )
-def test_the_demo_is_red_when_something_is_not_restored(broken, found_by):
+def test_the_demo_is_red_when_something_is_not_restored(demos, broken, found_by):
     """Each thing that is left out at a resume makes the demo fail, in the row that is about it."""
-    code, answer = demo("--script", BROKEN, script_arguments=("--broken", broken, *SMALL))
+    code, answer = demos[broken].result()
 
     different = {check["what"] for check in answer["checks"] if not check["equal"]}
     assert code == 1, answer

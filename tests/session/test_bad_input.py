@@ -30,6 +30,8 @@ from tests.session.rig import Cut, Program
 
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
+PATIENCE_S = 10.0
+
 
 # -- places ---------------------------------------------------------------------------------------------------------
 
@@ -474,6 +476,11 @@ def test_sessions_on_different_runs_leak_nothing(life: Callable[[Program, Progra
     first, second = Program(), Program(seed=1)
     trained(MemoryStore(), until=1)  # what torch and the interpreter make once
     gc.collect()
+    for (
+        thread
+    ) in threading.enumerate():  # writers that other tests left to the collector end without being waited for
+        if thread.name.startswith("spotsafe-"):
+            thread.join(PATIENCE_S)
     gc.disable()  # nothing may wait for the collector: an arena is as large as the whole state
     try:
         before = traces()
