@@ -103,10 +103,11 @@ def _encode_tensors(index: Index, last: EncodedIndex) -> None:
     ):
         return
     check_tensors(index, complete=False)
-    last.state_json = b""  # what it refers to is to be looked up among the new names
-    last.tensors_json = msgspec.json.encode(index.tensors)
-    last.tensors, last.sizes = index.tensors, sizes
-    last.names = frozenset(tensor.name for tensor in index.tensors)
+    encoded = msgspec.json.encode(index.tensors)
+    names = frozenset(tensor.name for tensor in index.tensors)
+    # All at once, after all that can fail. The state's references are to be looked up among the new names.
+    last.tensors, last.sizes, last.names = index.tensors, sizes, names
+    last.tensors_json, last.state_json = encoded, b""
 
 
 def _file_members(entry: FileEntry) -> dict[str, Any]:
