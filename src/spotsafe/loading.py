@@ -157,6 +157,7 @@ def read_tensors(opened: Opened, names: Collection[str]) -> dict[str, torch.Tens
     Raises:
         StorageNotFound: a file is not there.
         DamagedCheckpoint: bytes differ from what was published.
+        NotEnoughMemory: they do not fit.
         StorageError: they could not be read.
     """
     with collection_paused():
@@ -171,7 +172,7 @@ def read_tensors(opened: Opened, names: Collection[str]) -> dict[str, torch.Tens
         filling = Filling(wanted)
         ranges = list(filling.ranges())
     read_ranges(opened.store, name, opened.indexes, ranges)
-    with collection_paused():
+    with collection_paused(), room_for(what, by_torch=True):
         return filling.tensors()
 
 

@@ -31,7 +31,8 @@ from spotsafe.errors import (
 )
 from spotsafe.events import CheckpointPassedOver, Event, RestoreStarted, RestoreVerified
 from spotsafe.storage.store import Store
-from spotsafe.tensors.memory import CPU
+from spotsafe.tensors.filling import copy_box
+from spotsafe.tensors.memory import CPU, new_bytes
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import Json, SavedState, Spec, torch_dtype
@@ -357,7 +358,7 @@ def _check_room(name: CheckpointName, entries: Sequence[FileEntry]) -> None:
 
 def _room(name: CheckpointName, entry: FileEntry) -> torch.Tensor:
     with room_for(f"{name}/{entry.shown()}", by_torch=True):
-        return torch.empty(entry.size, dtype=torch.uint8, device=CPU)
+        return new_bytes(entry.size)
 
 
 def _blocks(
@@ -396,10 +397,7 @@ def _tensor(entries: Sequence[TensorEntry], files: Mapping[str, torch.Tensor]) -
         whole = torch.empty((*first.shape, item), dtype=torch.uint8, device=CPU)
     for piece in slices:
         data = files[piece.file][piece.start : piece.start + piece.nbytes]
-        target = whole
-        for axis, (offset, length) in enumerate(zip(piece.offsets, piece.lengths, strict=True)):
-            target = target.narrow(axis, offset, length)
-        target.copy_(data.view(*piece.lengths, item))
+        copy_box(data, piece, whole)
     return whole.view(dtype).view(first.shape)
 
 

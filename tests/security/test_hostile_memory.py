@@ -78,22 +78,15 @@ def full_index(run: Path, megabytes: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["load", "resume"])
-def test_a_sparse_file_larger_than_the_memory(what: str, tmp_path: Path) -> None:
-    """A terabyte is refused before any of it is asked for, and the older checkpoint is not taken for it."""
+@pytest.mark.parametrize(
+    ("size", "megabytes"),
+    [pytest.param(1 << 40, 3000, id="larger-than-all-memory"), pytest.param(1 << 32, 2000, id="not-granted")],
+)
+def test_a_sparse_file(what: str, size: int, megabytes: int, tmp_path: Path) -> None:
+    """A terabyte is refused before any of it is asked for; what might fit is tried. No older checkpoint is taken."""
     run = trained(tmp_path / "run")
-    sparse_data(run, 1 << 40)
-    found = in_child(what, run, megabytes=3000)
-    assert (found["error"], found["ours"]) == ("NotEnoughMemory", True), found
-    assert DATA in found["text"]
-    assert found["peak"] < 200
-
-
-@pytest.mark.parametrize("what", ["load", "resume"])
-def test_a_sparse_file_for_which_the_system_grants_nothing(what: str, tmp_path: Path) -> None:
-    """It might fit, so it is tried."""
-    run = trained(tmp_path / "run")
-    sparse_data(run, 1 << 32)
-    found = in_child(what, run, megabytes=2000)
+    sparse_data(run, size)
+    found = in_child(what, run, megabytes=megabytes)
     assert (found["error"], found["ours"]) == ("NotEnoughMemory", True), found
     assert DATA in found["text"]
     assert found["peak"] < 200

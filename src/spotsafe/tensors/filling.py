@@ -24,7 +24,7 @@ _GAP = 1 << 12
 
 
 class Filling:
-    """The memory of some tensors, each its own.
+    """The memory of some tensors, each its own; while they are read, that of the small ones twice.
 
     Args:
         entries: by name, what all ranks wrote of the tensor.
@@ -50,7 +50,11 @@ class Filling:
             yield from one.ranges()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors by name, after everything was read. Only once: the memory of the reading is let go of."""
+        """The tensors by name, after everything was read. Only once: the memory of the reading is let go of.
+
+        Raises:
+            RuntimeError: there is no memory for the small ones, as torch says it.
+        """
         found = {name: one.tensor() for name, one in self._large.items()}
         while self._spans:
             found.update(self._spans.pop().tensors())
@@ -88,6 +92,20 @@ class _Span:
             tensor = torch.empty(one.entry.shape, dtype=torch_dtype(one.entry.dtype), device=CPU)
             copy_bytes(tensor.data_ptr(), base + one.start, one.nbytes)
             yield one.name, tensor
+
+
+def copy_box(data: torch.Tensor, piece: Slice, whole: torch.Tensor) -> None:
+    """Copy a box to its place in a tensor.
+
+    Args:
+        data: the bytes of the box, flat, row-major.
+        piece: where it is.
+        whole: the bytes of the tensor, with one more, last dimension over those of an item.
+    """
+    target = whole
+    for axis, (offset, length) in enumerate(zip(piece.offsets, piece.lengths, strict=True)):
+        target = target.narrow(axis, offset, length)
+    target.copy_(data.view(*piece.lengths, whole.shape[-1]))
 
 
 def _only_piece(parts: Sequence[TensorEntry]) -> Slice | None:
@@ -134,10 +152,7 @@ class _Large:
 
     def tensor(self) -> torch.Tensor:
         for piece, data in self._boxes:
-            target = self._bytes.view(*self._shape, self._item)
-            for axis, (offset, length) in enumerate(zip(piece.offsets, piece.lengths, strict=True)):
-                target = target.narrow(axis, offset, length)
-            target.copy_(data.view(*piece.lengths, self._item))
+            copy_box(data, piece, self._bytes.view(*self._shape, self._item))
         self._boxes.clear()
         return self._bytes.view(self._dtype).view(self._shape)
 

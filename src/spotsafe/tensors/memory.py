@@ -23,12 +23,9 @@ def new_bytes(count: int) -> torch.Tensor:
     """So many bytes, not set to anything.
 
     Raises:
-        MemoryError: there is not enough.
+        RuntimeError: there is not enough memory, as torch says it; see `checkpoint.room.room_for`.
     """
-    try:
-        return torch.empty(count, dtype=torch.uint8, device=CPU)
-    except RuntimeError as error:  # how torch says it
-        raise MemoryError(f"no {count} bytes of memory: {error}") from error
+    return torch.empty(count, dtype=torch.uint8, device=CPU)
 
 
 def view_of(data: torch.Tensor) -> memoryview:

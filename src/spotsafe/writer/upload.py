@@ -61,10 +61,8 @@ class Uploader:
         store: the run.
         emit: is told of everything that happens.
         monotonic: seconds that never go back.
-        ended: given on a store without create-if-absent (rule 12): whether an attempt recorded its end. Only what
-            such attempts left is deleted there, besides our own.
-        ended_at: when an attempt ended, in Unix seconds, by its own record; without it no marker of an older attempt
-            is ever removed.
+        ended: see `Tidying`; without it the store is taken for one that refuses to create what is there.
+        ended_at: see `Tidying`.
     """
 
     def __init__(
