@@ -8,6 +8,7 @@ import json
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -274,11 +275,11 @@ def test_words_of_a_newer_version_are_not_damage(data: bytes, found: str) -> Non
 
 def test_an_index_that_contradicts_itself_is_not_written() -> None:
     """The mistake is found before the checkpoint is published."""
-    tensor = dataclasses.replace(example().tensors[0], name="v")
+    tensor = msgspec.structs.replace(example().tensors[0], name="v")
     for changes, says in [
         ({"tensors": (*example().tensors, tensor)}, "share byte"),
         ({"tensors": ()}, "not listed"),
-        ({"tensors": (dataclasses.replace(tensor, dtype="qint8"),)}, "qint8"),
+        ({"tensors": (msgspec.structs.replace(tensor, dtype="qint8"),)}, "qint8"),
         ({"session": float("nan")}, "JSON"),
         ({"session": "\ud800"}, "surrogate"),
     ]:

@@ -7,6 +7,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -158,7 +159,7 @@ def recut(store: MemoryStore, name: CheckpointName, *, block_size: int) -> None:
     """The same, with digests of blocks of another size."""
     index = decode_index(store.objects[name.file(INDEX)], checkpoint=str(name), file=INDEX)
     files = tuple(
-        dataclasses.replace(
+        msgspec.structs.replace(
             file, digests=block_digests(store.objects[name.file(file.name)], block_size=block_size)
         )
         for file in index.files

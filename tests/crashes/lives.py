@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from spotsafe.checkpoint.candidates import by_folder, candidates, look
 from spotsafe.checkpoint.digest import block_digests
@@ -150,7 +151,7 @@ def _sharded(job: SaveJob) -> SaveJob:
             return entry
         [piece] = entry.slices
         offset = (size - SHARED) * job.rank
-        return replace(entry, shape=(size,), slices=(replace(piece, offsets=(offset,)),))
+        return structs.replace(entry, shape=(size,), slices=(structs.replace(piece, offsets=(offset,)),))
 
     return replace(job, tensors=tuple(map(cut, job.tensors)))
 

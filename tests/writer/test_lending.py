@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from spotsafe.checkpoint.candidates import by_folder, candidates, look, read_candidate
 from spotsafe.checkpoint.index_values import FileEntry
@@ -215,10 +216,10 @@ def test_what_is_held() -> None:
     result = SaveResult(name=name, published=True, healthy=True, total_bytes=0, write_s=0.0)
     assert held.note_result(replace(result, published=False, frozen=(lent,))) == []
     assert held.get(FIRST) is not None
-    changed = replace(mine, digests=("2" * 32,))
-    assert held.note_result(replace(result, frozen=(changed, replace(lent, checkpoint=None, age_s=0.0)))) == [
-        FIRST
-    ]
+    changed = structs.replace(mine, digests=("2" * 32,))
+    assert held.note_result(
+        replace(result, frozen=(changed, structs.replace(lent, checkpoint=None, age_s=0.0)))
+    ) == [FIRST]
 
 
 # Retention

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
@@ -326,7 +327,7 @@ def _first_index(metadata: Metadata, ranks: Sequence[_Written]) -> Index:
     paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
     own = {entry.name: entry for entry in ranks[0].tensors}
     others = {
-        entry.name: dataclasses.replace(entry, slices=())
+        entry.name: msgspec.structs.replace(entry, slices=())
         for one in ranks[1:]
         for entry in one.tensors
         if entry.name not in own
