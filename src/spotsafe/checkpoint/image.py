@@ -15,8 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
+
+import msgspec
 
 from spotsafe.checkpoint import strict_json
 from spotsafe.checkpoint.dtypes import CODE_BYTES, DtypeInfo
@@ -26,6 +29,7 @@ PAGE = 4096
 MAX_HEADER = 100_000_000
 """What safetensors readers accept of a header, in bytes."""
 METADATA = "__metadata__"
+_RESERVED = ("", METADATA)
 _LENGTH = 8
 _MAX_DIMENSIONS = 64
 
@@ -53,6 +57,14 @@ class ImageTensor(NamedTuple):
             nbytes=math.prod(dims) * dtype.item_bytes,
             item_bytes=dtype.item_bytes,
         )
+
+
+class _HeaderEntry(msgspec.Struct, frozen=True, gc=False):
+    """What the header says of one tensor, member by member."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,21 +97,27 @@ def plan_image(tensors: Iterable[ImageTensor]) -> FileImage:
         ValueError: a key that is taken twice, empty, or ``__metadata__``, which safetensors reserves; an
             unknown dtype code; bytes that do not fit the shape; a header that readers would not accept.
     """
-    ordered = sorted(tensors, key=lambda tensor: (-_item_bytes(tensor), tensor.key))
-    entries: dict[str, Any] = {}
-    offset = 0
+    # Twice, by what is simple to compare: the second sort keeps the first one's order where items are of one size.
+    ordered = sorted(tensors, key=attrgetter("key"))
+    ordered.sort(key=_item_bytes, reverse=True)
+    entries: dict[str, _HeaderEntry] = {}
+    ends: list[int] = []
+    sound, offset = set[tuple[object, ...]](), 0
     for tensor in ordered:
-        _check(tensor, taken=entries)
-        end = offset + tensor.nbytes
-        entries[tensor.key] = {
-            "dtype": tensor.dtype_code,
-            "shape": tensor.shape,
-            "data_offsets": (offset, end),
-        }
-        offset = end
+        key, code, shape, nbytes, _ = tensor
+        if key in entries or key in _RESERVED:
+            _refuse_key(key, taken=entries)
+        kind = code, shape, nbytes
+        if kind not in sound:  # thousands of tensors are of a few kinds
+            _check(tensor)
+            sound.add(kind)
+        entries[key] = _HeaderEntry(code, shape, (offset, offset + nbytes))
+        offset += nbytes
+        ends.append(offset)
     header = _header(entries)
-    starts = {key: len(header) + entry["data_offsets"][0] for key, entry in entries.items()}
-    return FileImage(header=header, starts=MappingProxyType(starts), size=len(header) + offset)
+    first = len(header)
+    starts = dict(zip(entries, [first, *(first + end for end in ends)], strict=False))
+    return FileImage(header=header, starts=MappingProxyType(starts), size=first + offset)
 
 
 def _item_bytes(tensor: ImageTensor) -> int:
@@ -109,11 +127,13 @@ def _item_bytes(tensor: ImageTensor) -> int:
     return stored if tensor.item_bytes is None else tensor.item_bytes
 
 
-def _check(tensor: ImageTensor, *, taken: Mapping[str, Any]) -> None:
-    if tensor.key in taken:
-        raise ValueError(f"two tensors named {tensor.key!r} in one file")
-    if tensor.key in {"", METADATA}:
-        raise ValueError(f"a tensor in a file cannot be named {tensor.key!r}: escape the name")
+def _refuse_key(key: str, *, taken: Mapping[str, object]) -> NoReturn:
+    if key in taken:
+        raise ValueError(f"two tensors named {key!r} in one file")
+    raise ValueError(f"a tensor in a file cannot be named {key!r}: escape the name")
+
+
+def _check(tensor: ImageTensor) -> None:
     if min(tensor.shape, default=0) < 0:
         raise ValueError(f"{tensor.key!r}: negative length in shape {tensor.shape}")
     expected = math.prod(tensor.shape) * CODE_BYTES[tensor.dtype_code]
@@ -121,8 +141,8 @@ def _check(tensor: ImageTensor, *, taken: Mapping[str, Any]) -> None:
         raise ValueError(f"{tensor.key!r}: {tensor.nbytes} bytes, but its shape makes {expected}")
 
 
-def _header(entries: Mapping[str, Any]) -> bytes:
-    text = strict_json.dump(entries)
+def _header(entries: Mapping[str, _HeaderEntry]) -> bytes:
+    text = msgspec.json.encode(entries)
     length = -(-(_LENGTH + len(text)) // PAGE) * PAGE - _LENGTH
     if length > MAX_HEADER:
         raise ValueError(f"a header of {length} bytes, more than readers accept: spread over more files")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spotsafe.checkpoint import dtypes, layout
 from spotsafe.checkpoint.image import METADATA, PAGE, ImageTensor, plan_image
@@ -30,6 +30,7 @@ _GROWTH = 4
 FileNames = Callable[[int, int], str]
 """Name of a file by rank and number."""
 _SCANNED = ("parameter", "moment", "buffer")
+_FLOATING = ("float", "bfloat", "complex")
 _TINY = 1 << 20
 """Limits up to this one count the tensors alone; above, a file keeps the limit with its header."""
 _ENTRY_BYTES = 160
@@ -82,12 +83,25 @@ class SavePlan:
         return sum(file.size for file in self.files)
 
 
+class _Kind(NamedTuple):
+    """A dtype and the lengths of a box."""
+
+    lengths: tuple[int, ...]
+    nbytes: int
+    item_bytes: int
+    origin: tuple[int, ...]
+    """As many zeros as there are dimensions."""
+    stored: tuple[Any, ...]
+    """What an `ImageTensor` says after its key."""
+
+
 class _Piece(NamedTuple):
+    """A box of the tensor at position `tensor`, and its name in the file."""
+
     tensor: int
     offsets: tuple[int, ...]
-    lengths: tuple[int, ...]
+    kind: _Kind
     key: str
-    nbytes: int
 
 
 def specs_of(tensors: Iterable[NamedTensor]) -> tuple[TensorSpec, ...]:
@@ -120,7 +134,7 @@ def plan_save(
         raise ValueError("two tensors of one save have the same name")
     layout_ = _Layout(specs, rank=rank, named=named)
     room = max_file_bytes - 2 * PAGE if max_file_bytes > _TINY else max_file_bytes
-    for pieces in _packed(_pieces(specs, room), specs, room):
+    for pieces in _packed(_pieces(specs, room), room):
         layout_.add_file(pieces)
     return layout_.plan()
 
@@ -153,81 +167,94 @@ class _Layout:
         self._files: list[StagedFile] = []
         self._headers: list[tuple[int, bytes]] = []
         self._placements: list[Placement] = []
-        self._slices: list[list[Slice]] = [[] for _ in specs]
+        self._slices: list[tuple[Slice, ...]] = [()] * len(self._specs)
 
     def add_file(self, pieces: Sequence[_Piece]) -> None:
-        image = plan_image(
-            ImageTensor.of(piece.key, dtype=self._dtype(piece.tensor), shape=piece.lengths)
-            for piece in pieces
-        )
+        image = plan_image([ImageTensor(key, *kind.stored) for _, _, kind, key in pieces])
         name, base = self._named(self._rank, len(self._files)), self._end
         self._files.append(StagedFile(name=name, arena_offset=base, size=image.size))
         self._headers.append((base, image.header))
         self._end += -(-image.size // PAGE) * PAGE
-        starts = image.starts
-        for tensor, offsets, lengths, key, nbytes in pieces:
-            start, at = starts[key], _shifted(offsets, self._specs[tensor])
-            self._slices[tensor].append(
-                Slice(offsets=at, lengths=lengths, file=name, start=start, nbytes=nbytes)
+        starts, specs, slices = image.starts, self._specs, self._slices
+        for tensor, offsets, kind, key in pieces:
+            slices[tensor] += (
+                Slice(
+                    offsets=_shifted(offsets, specs[tensor]),
+                    lengths=kind.lengths,
+                    file=name,
+                    start=starts[key],
+                    nbytes=kind.nbytes,
+                ),
             )
-            self._placements.append(Placement(tensor, offsets, lengths, base + start, nbytes))
+        by_key = {piece.key: piece for piece in pieces}
+        for key, start in starts.items():
+            tensor, offsets, kind, _ = by_key[key]
+            self._placements.append(Placement(tensor, offsets, kind.lengths, base + start, kind.nbytes))
 
     def plan(self) -> SavePlan:
-        placements = tuple(sorted(self._placements, key=lambda place: (place.arena_offset, place.nbytes)))
         return SavePlan(
             specs=self._specs,
             files=tuple(self._files),
-            tensors=tuple(self._entries()),
-            placements=placements,
+            tensors=self._entries(),
+            placements=tuple(self._placements),
             headers=tuple(self._headers),
             health=tuple(self._spans()),
             arena_size=self._end,
         )
 
-    def _entries(self) -> Iterator[TensorEntry]:
-        slices: dict[str, list[Slice]] = {}
+    def _entries(self) -> tuple[TensorEntry, ...]:
+        slices, specs = dict[str, tuple[Slice, ...]](), dict[str, TensorSpec]()
         for spec, parts in zip(self._specs, self._slices, strict=True):
-            slices.setdefault(spec.name, []).extend(parts)
-        for name, spec in {spec.name: spec for spec in self._specs}.items():
-            shape = spec.shape if spec.piece_of is None else spec.piece_of
-            yield TensorEntry(
-                name=name, dtype=spec.dtype, shape=shape, slices=tuple(slices[name]), role=spec.role
+            specs[spec.name] = spec
+            slices[spec.name] = slices[spec.name] + parts if spec.name in slices else parts
+        return tuple(
+            TensorEntry(
+                name=name,
+                dtype=spec.dtype,
+                shape=spec.shape if spec.piece_of is None else spec.piece_of,
+                slices=slices[name],
+                role=spec.role,
             )
+            for name, spec in specs.items()
+        )
 
     def _spans(self) -> Iterator[HealthSpan]:
-        for place in self._placements:
-            spec = self._specs[place.tensor]
-            if (
-                place.nbytes
-                and spec.role in _SCANNED
-                and spec.dtype.startswith(("float", "bfloat", "complex"))
-            ):
-                yield HealthSpan(spec.name, place.arena_offset, place.nbytes, spec.dtype, spec.role)
-
-    def _dtype(self, tensor: int) -> dtypes.DtypeInfo:
-        return _dtype(self._specs[tensor])
+        specs = self._specs
+        floating = {dtype for dtype in {spec.dtype for spec in specs} if dtype.startswith(_FLOATING)}
+        for tensor, _, _, offset, nbytes in self._placements:
+            name, dtype, _, role, _, _ = specs[tensor]
+            if nbytes and role in _SCANNED and dtype in floating:
+                yield HealthSpan(name, offset, nbytes, dtype, role)
 
 
-def _dtype(spec: TensorSpec) -> dtypes.DtypeInfo:
-    return dtypes.require(spec.dtype, path=spec.name)
+def _kind_of(spec: TensorSpec, lengths: tuple[int, ...]) -> _Kind:
+    """The kind of such a box of a tensor.
+
+    Raises:
+        UnsupportedState: a dtype that cannot be stored.
+    """
+    dtype = dtypes.require(spec.dtype, path=spec.name)
+    stored = ImageTensor.of("", dtype=dtype, shape=lengths)
+    return _Kind(lengths, stored.nbytes, dtype.item_bytes, (0,) * len(lengths), stored[1:])
 
 
 def _pieces(specs: Sequence[TensorSpec], limit: int) -> Iterator[_Piece]:
     names = {spec.name for spec in specs}
+    kinds: dict[tuple[str, tuple[int, ...]], _Kind] = {}  # thousands of tensors are of a few kinds
     for number, spec in enumerate(specs):
-        item = _dtype(spec).item_bytes
-        origin, nbytes = (0,) * len(spec.shape), math.prod(spec.shape) * item
-        whole = spec.piece_of is None and nbytes <= limit
+        form = spec.dtype, spec.shape
+        kind = kinds.get(form) or kinds.setdefault(form, _kind_of(spec, spec.shape))
+        whole = spec.piece_of is None and kind.nbytes <= limit
         if whole and spec.name not in {"", METADATA}:  # nearly every tensor
-            yield _Piece(number, origin, spec.shape, spec.name, nbytes)
+            yield _Piece(number, kind.origin, kind, spec.name)
             continue
-        for offsets, lengths in _cut(origin, spec.shape, item, limit):
+        for offsets, lengths in _cut(kind.origin, spec.shape, kind.item_bytes, limit):
             at = _shifted(offsets, spec)
             key = spec.name if whole else f"{spec.name}[{','.join(map(str, at))}]"
             while key in {"", METADATA} or (key != spec.name and key in names):
                 key += "'"
             names.add(key)
-            yield _Piece(number, offsets, lengths, key, math.prod(lengths) * item)
+            yield _Piece(number, offsets, _kind_of(spec, lengths), key)
 
 
 def _shifted(offsets: tuple[int, ...], spec: TensorSpec) -> tuple[int, ...]:
@@ -255,12 +282,12 @@ def _cut(
         yield from _cut(shifted, shorter, item, limit)
 
 
-def _packed(pieces: Iterable[_Piece], specs: Sequence[TensorSpec], limit: int) -> Iterator[list[_Piece]]:
+def _packed(pieces: Iterable[_Piece], limit: int) -> Iterator[list[_Piece]]:
     """Fill files one after the other, so that the tensors of one object stay together; the first ones are smaller."""
     file: list[_Piece] = []
     used, room = 0, min(limit, FIRST_FILE_BYTES)
     for piece in pieces:
-        need = piece.nbytes + len(piece.key) + _ENTRY_BYTES + 20 * len(specs[piece.tensor].shape)
+        need = piece.kind.nbytes + len(piece.key) + _ENTRY_BYTES + 20 * len(piece.offsets)
         if file and used + need > room:
             yield file
             file, used, room = [], 0, min(limit, room * _GROWTH)
