@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -163,11 +164,12 @@ def read_tensors(opened: Opened, names: Collection[str]) -> dict[str, torch.Tens
     with collection_paused():
         entries, name = opened.tensors(), opened.candidate.name
         wanted = {one: entries[one] for one in names}
-        files = {piece.file for parts in wanted.values() for entry in parts for piece in entry.slices}
+        files: dict[str, int] = defaultdict(int)
+        for piece in (piece for parts in wanted.values() for entry in parts for piece in entry.slices):
+            files[piece.file] += piece.nbytes
     check_sizes(opened.store, name, opened.indexes, files)
-    sizes = [piece.nbytes for parts in wanted.values() for entry in parts for piece in entry.slices]
     what = f"{opened.name} (of {', '.join(sorted(files)[:_SHOWN])})"
-    check_room(sum(sizes), what=what)
+    check_room(sum(files.values()), what=what)
     with collection_paused(), room_for(what, by_torch=True):
         filling = Filling(wanted)
         ranges = list(filling.ranges())
@@ -201,7 +203,8 @@ def decode(opened: Opened, nodes: Mapping[str, Json]) -> dict[str, Any]:
     Raises:
         As `read_tensors`.
     """
-    tensors = read_tensors(opened, set(tensor_names(list(nodes.values()))))
+    # In their order and not in that of a set, which would send the memory of fifty thousand through the cache twice.
+    tensors = read_tensors(opened, dict.fromkeys(tensor_names(list(nodes.values()))))
     source = Source(tensors, on_cpu=True, copy=False, lenient=True)
     try:
         with collection_paused():

@@ -7,12 +7,13 @@ import gc
 import json
 import time
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spotsafe.checkpoint import typed
+from spotsafe.checkpoint import index_document, strict_json, typed
 from spotsafe.checkpoint.index import (
     MAX_BYTES,
     EncodedIndex,
@@ -381,6 +382,76 @@ def test_any_value_may_be_anything(path: tuple[Any, ...], value: Any, drop: bool
     except (DamagedCheckpoint, UnsupportedFormat):
         return
     assert decode(encode_index(back)) == back
+
+
+def outcome(data: bytes) -> tuple[str, Any]:
+    """The index, or the error in its words."""
+    try:
+        return "index", decode(data)
+    except (DamagedCheckpoint, UnsupportedFormat) as error:
+        return type(error).__name__, str(error)
+
+
+def both_ways(data: bytes) -> bool:
+    """See that a file is the same index, or the same error, without the fast way; whether it went that way."""
+    proven = index_document._proven(data)
+    with mock.patch.object(index_document, "_proven", return_value=None):
+        slow = outcome(data)
+    assert outcome(data) == slow
+    if slow[0] == "index":
+        assert repr(decode(data)) == repr(slow[1])
+    return proven is not None
+
+
+@given(st.sampled_from(PATHS), values, st.booleans())
+@settings(max_examples=200)
+def test_the_fast_way_is_as_strict(path: tuple[Any, ...], value: Any, twice: bool) -> None:
+    """A file as this package writes it, with any one value changed or any one member there twice."""
+    changed = json.loads(json.dumps(DOCUMENT))
+    at = changed
+    for key in path[:-1]:
+        at = at[key]
+    if twice and isinstance(at, dict):
+        at["twice"] = at[path[-1]]
+        data = json.dumps(changed, separators=(",", ":")).replace('"twice"', json.dumps(path[-1])).encode()
+        assert not both_ways(data)
+    else:
+        at[path[-1]] = value
+        both_ways(json.dumps(changed, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+@settings(max_examples=200)
+def test_the_fast_way_is_as_strict_with_any_byte(position: int, byte: int) -> None:
+    """Of a file as this package writes it."""
+    changed = bytearray(encode_index(with_reference()))
+    changed[position % len(changed)] = byte
+    both_ways(bytes(changed))
+
+
+@pytest.mark.parametrize("index", [example(), with_reference()])
+def test_what_this_package_writes_is_read_the_fast_way(index: Index) -> None:
+    """With an end of line or without; not if anything is there that is not looked at."""
+    data = encode_index(index)
+    assert both_ways(data)
+    assert both_ways(data[:-1])
+    for other in (
+        data + b"\n",
+        b" " + data,
+        data.replace(b'"rank"', b'"new":1,"rank"', 1),
+        data[:-2] + b" }",
+    ):
+        assert not both_ways(other)
+
+
+def test_the_depth_counts_from_the_whole_document() -> None:
+    """Whichever way it is read."""
+    for depth in (strict_json.MAX_DEPTH - 1, strict_json.MAX_DEPTH):
+        data = encode_index(example()).replace(b'"session":{', b'"session":' + b"[" * depth + b"{", 1)
+        both_ways(data[:-2] + b"]" * depth + b"}\n")
+        nested = encode_index(example()).partition(b'"session":')[0]
+        both_ways(nested + b'"session":' + b"[" * depth + b"]" * depth + b"}\n")
+    assert outcome(nested + b'"session":' + b"[" * depth + b"]" * depth + b"}\n")[0] == "DamagedCheckpoint"
 
 
 @given(st.binary(max_size=100), st.integers(0, 10_000), st.integers(0, 255))

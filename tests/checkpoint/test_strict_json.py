@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -36,6 +37,34 @@ def test_any_bytes_parse_or_are_a_value_error(data: bytes) -> None:
     except ValueError:
         return
     assert strict_json.parse(strict_json.dump(value)) == value
+
+
+SPELLINGS = st.sampled_from(
+    [
+        *('{"a":1,"a":1}', "[1 ]", "NaN", "01", "1.", "true"),
+        *("-0", "-0.0", "1e5", "1E+05", "1.50", "1e400", "1e-400", "9" * 40, "-" + "9" * 25),
+        *('"\\u0041"', '"\\/"', '"\\ud83d\\ude00"', '"\\ud800"', '"\\u001f"', '"\x7f\u2028"'),
+    ]
+)
+
+
+@given(st.lists(SPELLINGS | values.map(json.dumps), max_size=5), st.sampled_from(["", "\n", "\n\n", " "]))
+@settings(max_examples=150)
+def test_the_fast_way_gives_what_the_slow_one_gives(items: list[str], end: str) -> None:
+    """Or nothing. Numbers of each kind, in every spelling, and whatever parsers differ in."""
+    data = f"[{','.join(items)}]{end}".encode()
+    proven = strict_json._proven(data)
+    if proven is not None:
+        assert repr(proven[0]) == repr(strict_json._parse_slowly(data, deep=False))
+
+
+def test_what_this_package_writes_is_read_the_fast_way() -> None:
+    """Floats in both of their usual spellings too."""
+    value = {"a": [1, -2.5, 1e-05, 1e22, True, None, 1 << 70], "b": {"\u03b2\n": "\x1f"}}
+    for data in (strict_json.dump(value), msgspec.json.encode({**value, "a": [1e-05, 1e22]}) + b"\n"):
+        proven = strict_json._proven(data)
+        assert proven is not None
+        assert repr(proven[0]) == repr(json.loads(data))
 
 
 @pytest.mark.parametrize(
@@ -86,6 +115,14 @@ def test_nesting_is_bounded_at_a_fixed_depth(opening: str) -> None:
     for depth in (strict_json.MAX_DEPTH + 1, 100_000):
         with pytest.raises(ValueError, match="nested deeper"):
             strict_json.parse((opening * depth).encode())
+
+
+def test_what_a_part_was_taken_out_of_counts() -> None:
+    """So that a document read in parts is as deep as when it is read at once."""
+    data = b"[" * 510 + b"]" * 510
+    assert strict_json.parse(data, around=2) == strict_json.parse(data)
+    with pytest.raises(ValueError, match="nested deeper than 512"):
+        strict_json.parse(data, around=3)
 
 
 def test_brackets_in_strings_are_not_nesting(monkeypatch: pytest.MonkeyPatch) -> None:

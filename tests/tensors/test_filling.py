@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from spotsafe.checkpoint.dtypes import DTYPES
 from spotsafe.checkpoint.index import Slice, TensorEntry
 from spotsafe.tensors.filling import Filling
 from spotsafe.tensors.memory import SMALL
@@ -55,6 +56,28 @@ def test_every_tensor_has_its_bytes_in_the_order_asked_for() -> None:
         assert (tensor.dtype, tuple(tensor.shape)) == (torch_dtype(entry.dtype), entry.shape)
         data = FILES[piece.file][piece.start : piece.start + piece.nbytes]
         assert bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist()) == data, entry.name
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # of the dtype itself
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 3)])
+@pytest.mark.parametrize("first", [4096, 4097])
+def test_many_of_one_kind_are_what_was_saved_bit_for_bit(
+    dtype: str, shape: tuple[int, ...], first: int
+) -> None:
+    """Of every dtype and any bytes: NaNs keep their payloads, bools that are neither 0 nor 1 stay so."""
+    item = DTYPES[dtype].item_bytes
+    nbytes = torch.Size(shape).numel() * item
+    head = [whole("head", "a", 4096, (1,))][: first - 4096]
+    entries = [whole(f"{n}", "a", first + n * nbytes, shape, dtype) for n in range(100)]
+    count, found = filled(*head, *entries)
+    assert count == 1
+    for entry in entries:
+        tensor, start = found[entry.name], entry.slices[0].start
+        assert (tensor.dtype, tuple(tensor.shape)) == (torch_dtype(dtype), shape)
+        assert tensor.is_contiguous()
+        assert tensor.untyped_storage().nbytes() == nbytes
+        assert bytes(tensor.untyped_storage().tolist()) == FILES["a"][start : start + nbytes]
 
 
 def test_small_neighbours_are_read_together() -> None:

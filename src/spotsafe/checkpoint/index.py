@@ -20,10 +20,10 @@ from spotsafe.checkpoint.index_check import (
     check_tensors,
     tiling_problem,
 )
+from spotsafe.checkpoint.index_document import Document, read_document
 from spotsafe.checkpoint.index_values import ROLES, FileEntry, Index, Slice, TensorEntry
 from spotsafe.checkpoint.versions import (
     check_references_required,
-    check_version,
     members_of_version,
     unsupported,
 )
@@ -31,18 +31,6 @@ from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
 
 MAX_BYTES = 1 << 28
 """What an index may have at most, in bytes. A reader needs some twenty times as much memory, if it is made for that."""
-
-
-class _Document(msgspec.Struct, kw_only=True):
-    """The file's members as they are typed; unknown ones are ignored."""
-
-    rank: int
-    algorithm: str
-    block_size: int
-    files: tuple[FileEntry, ...]
-    tensors: tuple[TensorEntry, ...]
-    state: dict[str, Any]
-    session: Any
 
 
 @dataclass(slots=True)
@@ -152,12 +140,28 @@ def decode_index(data: bytes, *, checkpoint: str, file: str, complete: bool = Tr
 
 
 def _parse(data: bytes, *, checkpoint: str, file: str) -> Index:
-    members = check_version(strict_json.parse(data), file=file, checkpoint=checkpoint)
-    index, unknown = _convert(members)
+    document = read_document(data, file=file, checkpoint=checkpoint)
+    index = Index(
+        rank=document.rank,
+        block_size=document.block_size,
+        files=document.files,
+        tensors=document.tensors,
+        state=document.state,
+        session=document.session,
+    )
+    unknown = _unknown_words(document)
     if unknown:
         raise unsupported(unknown, file=file, checkpoint=checkpoint)
-    check_references_required(members, references=_refers(index))
+    check_references_required({"requires": document.requires}, references=_refers(index))
     return index
+
+
+def _unknown_words(document: Document) -> list[str]:
+    """What this version does not know."""
+    words = {f"dtype {name}" for name in {tensor.dtype for tensor in document.tensors} - dtypes.DTYPES.keys()}
+    words |= {f"role {name}" for name in {tensor.role for tensor in document.tensors} - set(ROLES)}
+    words |= {f"digests {document.algorithm}"} - {f"digests {ALGORITHM}"}
+    return sorted(words)
 
 
 @contextmanager
@@ -171,23 +175,6 @@ def _collection_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _convert(members: dict[str, Any]) -> tuple[Index, list[str]]:
-    """The index, and the words in it that this version does not know."""
-    document = msgspec.convert(members, _Document)
-    index = Index(
-        rank=document.rank,
-        block_size=document.block_size,
-        files=document.files,
-        tensors=document.tensors,
-        state=document.state,
-        session=document.session,
-    )
-    words = {f"dtype {name}" for name in {tensor.dtype for tensor in index.tensors} - dtypes.DTYPES.keys()}
-    words |= {f"role {name}" for name in {tensor.role for tensor in index.tensors} - set(ROLES)}
-    words |= {f"digests {document.algorithm}"} - {f"digests {ALGORITHM}"}
-    return index, sorted(words)
 
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -88,16 +87,18 @@ def check_tensors(index: Index, *, complete: bool) -> None:
     spans: dict[str, list[int]] = {entry.name: [] for entry in index.files}
     kinds = _Kinds()
     for tensor in index.tensors:
-        fault = _tensor_fault(tensor, kinds, sizes=sizes, complete=complete)
-        if fault is not None:
-            raise ValueError(f"{tensor.name[:200]!r}: {fault}")
+        kind = kinds[tensor.dtype, tensor.shape, tensor.role]
+        if not _is_plain(tensor, kind, sizes):
+            fault = _tensor_fault(tensor, kind, sizes=sizes, complete=complete)
+            if fault is not None:
+                raise ValueError(f"{tensor.name[:200]!r}: {fault}")
         for piece in tensor.slices:
             if piece.nbytes:
                 spans[piece.file].append(piece.start << _END_BITS | piece.start + piece.nbytes)
     for name, of_file in spans.items():
-        _check_disjoint(name, of_file)
+        held = _disjoint_bytes(name, of_file)
         # Without gaps: so a sparse file of a terabyte needs a tensor of one, which a program does not expect.
-        if sizes[name] - sum((span & _END) - (span >> _END_BITS) for span in of_file) > _MAX_HEADER:
+        if sizes[name] - held > _MAX_HEADER:
             raise ValueError(f"{name}: {sizes[name]} bytes are more than its tensors and a header have")
 
 
@@ -108,6 +109,7 @@ class _Kind:
     fault: str | None
     item_bytes: int = 0
     nbytes: int = 0
+    origin: tuple[int, ...] = ()
 
 
 class _Kinds(dict[tuple[str, tuple[int, ...], str], _Kind]):
@@ -127,22 +129,28 @@ def _judged(dtype: str, shape: tuple[int, ...], role: str) -> _Kind:
     info = dtypes.find(dtype)
     if info is None or role not in ROLES:
         return _Kind(f"unknown dtype {dtype!r} or role {role!r}")
-    return _Kind(None, info.item_bytes, math.prod(shape) * info.item_bytes)
+    return _Kind(None, info.item_bytes, math.prod(shape) * info.item_bytes, (0,) * len(shape))
+
+
+def _is_plain(tensor: TensorEntry, kind: _Kind, sizes: Mapping[str, int]) -> bool:
+    """Whether it lies in one piece in a listed file, as nearly every tensor: nothing can be wrong with it."""
+    if kind.fault is not None or len(tensor.slices) != 1:
+        return False
+    only = tensor.slices[0]
+    return (
+        only.lengths == tensor.shape
+        and only.offsets == kind.origin
+        and only.nbytes == kind.nbytes
+        and 0 <= only.start <= sizes.get(only.file, -1) - only.nbytes
+    )
 
 
 def _tensor_fault(
-    tensor: TensorEntry, kinds: _Kinds, *, sizes: Mapping[str, int], complete: bool
+    tensor: TensorEntry, kind: _Kind, *, sizes: Mapping[str, int], complete: bool
 ) -> str | None:
-    kind = kinds[tensor.dtype, tensor.shape, tensor.role]
     if kind.fault is not None:
         return kind.fault
-    if _is_whole(tensor):
-        piece = tensor.slices[0]
-        if piece.nbytes == kind.nbytes and 0 <= piece.start <= sizes.get(piece.file, -1) - piece.nbytes:
-            return None
-        fault = None
-    else:
-        fault = _boxes_fault(tensor, complete=complete)
+    fault = None if _is_whole(tensor) else _boxes_fault(tensor, complete=complete)
     for piece in tensor.slices:
         fault = fault or _place_fault(piece, item_bytes=kind.item_bytes, sizes=sizes)
     return fault
@@ -173,12 +181,17 @@ def _place_fault(piece: Slice, *, item_bytes: int, sizes: Mapping[str, int]) -> 
     return None
 
 
-def _check_disjoint(file: str, spans: list[int]) -> None:
+def _disjoint_bytes(file: str, spans: list[int]) -> int:
+    """How many bytes they are together, if none is in two of them."""
     spans.sort()
-    for before, after in itertools.pairwise(spans):
-        start = after >> _END_BITS
-        if start < before & _END:
+    held = end = 0
+    for span in spans:
+        start = span >> _END_BITS
+        if start < end:
             raise ValueError(f"{file}: two slices share byte {start}")
+        end = span & _END
+        held += end - start
+    return held
 
 
 def check_references(trees: list[object], *, known: Collection[str]) -> None:

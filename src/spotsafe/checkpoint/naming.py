@@ -94,7 +94,7 @@ def _contents(indexes: Sequence[Index]) -> Contents:
     )
     values: dict[str, Json] = {}
     for name, node in _counted(pairs):
-        values[_free(name, values)] = node
+        values[_free(name, values) if name in values else name] = node
     used = set(tensor_names(list(values.values())))
     rest = {entry.name: None for index in indexes for entry in index.tensors if entry.name not in values}
     alone = {name: _tensor(name) for name in rest if name not in used}
@@ -146,7 +146,10 @@ def _object(path: str, tree: Json) -> Iterator[tuple[str, Json]]:
     kind = tree.get(_KIND) if isinstance(tree, Mapping) else None
     if kind == "module":
         for key, node in tree["state"].items():
-            yield from _leaf(f"{path}.{key}", node)
+            if type(node) is dict and node.get(TAG) == "tensor":  # nearly all: straight away
+                yield f"{path}.{key}", node
+            else:
+                yield from _leaf(f"{path}.{key}", node)
     elif kind in {"tensor", "array", "value"}:
         yield from _leaf(path, tree["value"])
     elif kind in {"dict", "list"}:

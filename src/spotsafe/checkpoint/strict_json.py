@@ -3,6 +3,10 @@
 Reading refuses duplicate keys (parsers differ in which one wins), NaN and Infinity literals and numbers that
 overflow to infinity, text that is not UTF-8 or holds half of a surrogate pair, and nesting beyond a fixed
 depth (an interpreter's recursion limit is no specification). Writing refuses what reading would.
+
+A large document is first read by a fast parser that takes liberties of its own. What it found counts only if writing
+that gives the same bytes: then there was nothing to be liberal about. All else goes to the slow, strict parser, which
+also finds the words for what is wrong.
 """
 
 from __future__ import annotations
@@ -12,11 +16,17 @@ import math
 import re
 from typing import Any, NoReturn
 
+import msgspec
+
 MAX_DEPTH = 512
 """Nested arrays and objects that a document may have."""
 
 _SCAN = 4 << 20
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?=[.eE])(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_FLOATS = 1 << 16
+"""Numbers that are no integers in a document that is read fast: as text each takes ten times its memory."""
+_NOT_NESTING = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 def dump(value: object, *, known: bytes = b"") -> bytes:
@@ -45,17 +55,62 @@ def is_text(value: str) -> bool:
     return True
 
 
-def parse(data: bytes) -> Any:
+def parse(data: bytes, *, around: int = 0) -> Any:
     """The value of a JSON document; int and float are told apart by their spelling.
+
+    Args:
+        data: the document.
+        around: arrays and objects that it is taken out of, which count as depth.
 
     Raises:
         ValueError: the document is not strict JSON; the text says why.
     """
+    most = MAX_DEPTH - around
+    deep = data.count(b"{") + data.count(b"[") > most and _depth(data) > most
+    proven = None if deep else _proven(data)
+    return _parse_slowly(data, deep=deep) if proven is None else proven[0]
+
+
+def _proven(data: bytes) -> tuple[Any] | None:
+    """The value, if it is written as these bytes and no others; None if that was not shown."""
+    floats: list[float] = []
+
+    def spelling(text: str) -> msgspec.Raw:
+        """A number that is no integer, as it stands there: shortest forms of one number differ."""
+        if _FLOAT.fullmatch(text) is None or len(floats) == _FLOATS:
+            raise ValueError(text)
+        floats.append(_float(text))
+        return msgspec.Raw(text.encode())
+
+    try:
+        value = msgspec.json.Decoder(float_hook=spelling).decode(data)
+        if not is_written_as(value, data):
+            return None
+        return (msgspec.json.Decoder(float_hook=_float).decode(data) if floats else value,)
+    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError):
+        return None
+
+
+def is_written_as(value: object, data: bytes) -> bool:
+    """Whether these are the bytes of a value, with or without an end of line.
+
+    If so, no key is there twice, nothing was left out by a parser that ignores what it does not know, and no number
+    or text was taken for what it is not: that would have been written differently.
+
+    Raises:
+        ValueError: it cannot be written.
+        OverflowError: it cannot be written.
+    """
+    written = msgspec.json.encode(value)
+    return data.startswith(written) and data[len(written) :] in {b"", b"\n"}
+
+
+def _parse_slowly(data: bytes, *, deep: bool) -> Any:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from None
-    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
+    if deep:
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
     try:
         value = _DECODER.decode(text)
@@ -99,10 +154,12 @@ def _depth(data: bytes) -> int:
     import numpy as np  # noqa: PLC0415 - a tenth of a second that small documents, as `ls` reads, need not pay
 
     unescaped = data.replace(b"\\\\", b"  ").replace(b'\\"', b"  ") if b"\\" in data else data
+    # Only what matters is looked at; a pair of quotes with nothing between changes nothing for the brackets behind it.
+    marks = unescaped.translate(None, _NOT_NESTING).replace(b'""', b"")
     deepest = level = 0
     in_string = np.uint8(0)
-    for at in range(0, len(unescaped), _SCAN):
-        chars = np.frombuffer(unescaped, np.uint8, min(_SCAN, len(unescaped) - at), at)
+    for at in range(0, len(marks), _SCAN):
+        chars = np.frombuffer(marks, np.uint8, min(_SCAN, len(marks) - at), at)
         inside = np.bitwise_xor.accumulate((chars == ord('"')).view(np.uint8)) ^ in_string
         in_string = inside[-1]
         lowered = chars | 0x20  # maps [ to { and ] to }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -79,11 +79,21 @@ def tensor_names(node: Any) -> Iterator[str]:
     while pending:
         current = pending.pop()
         if isinstance(current, list):
-            pending += [item for item in current if isinstance(item, (list, dict))]
+            inside: Iterable[Any] = current
         elif current.get(TAG) == "tensor":
-            name = current.get("name")
-            if type(name) is not str:
-                raise ValueError("a reference to a tensor without a name")
-            yield name
+            yield _name_in(current)
+            continue
         else:
-            pending += [item for item in current.values() if isinstance(item, (list, dict))]
+            inside = current.values()
+        for item in inside:
+            if type(item) is dict and item.get(TAG) == "tensor":  # nearly all of a model: straight away
+                yield _name_in(item)
+            elif isinstance(item, (list, dict)):
+                pending.append(item)
+
+
+def _name_in(reference: Mapping[str, Any]) -> str:
+    name = reference.get("name")
+    if type(name) is not str:
+        raise ValueError("a reference to a tensor without a name")
+    return name

@@ -6,10 +6,11 @@ The many small ones are read together, for a range each would cost more than the
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,6 +22,18 @@ from spotsafe.tensors.tree import torch_dtype
 
 _GAP = 1 << 12
 """Bytes that nobody asked for between two small tensors that are still read together."""
+_MANY = 4
+_unbind_copy: Any = torch.unbind_copy  # torch's own types say that it gives nothing
+_COPIED = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    }
+)
+"""Dtypes of which torch copies many at once, bit for bit. Bytes of a bool are not only 0 and 1."""
+
+_Small: TypeAlias = tuple[int, int, str, TensorEntry]
+"""A small tensor that lies in one piece: start in its file, bytes, name."""
 
 
 class Filling:
@@ -33,14 +46,14 @@ class Filling:
     def __init__(self, entries: Mapping[str, Sequence[TensorEntry]]) -> None:
         self._names = tuple(entries)
         self._large: dict[str, _Large] = {}
-        small = []
+        small: dict[str, list[_Small]] = defaultdict(list)
         for name, parts in entries.items():
             piece = _only_piece(parts)
             if piece is not None and 0 < piece.nbytes <= SMALL:
-                small.append(_Small(piece.file, piece.start, piece.nbytes, name, parts[0]))
+                small[piece.file].append((piece.start, piece.nbytes, name, parts[0]))
             else:
                 self._large[name] = _Large(parts)
-        self._spans = list(_spans(small))
+        self._spans = [span for file, inside in small.items() for span in _spans(file, inside)]
 
     def ranges(self) -> Iterator[Range]:
         """What is to be read, and where to."""
@@ -61,14 +74,31 @@ class Filling:
         return {name: found[name] for name in self._names}
 
 
-class _Small(NamedTuple):  # no frozen dataclass: that takes three times as long to make
-    """A small tensor that lies in one piece."""
+@dataclass(slots=True)
+class _Run:
+    """Small tensors of one dtype and shape without a gap between them."""
 
-    file: str
+    dtype: str
+    shape: tuple[int, ...]
     start: int
-    nbytes: int
-    name: str
-    entry: TensorEntry
+    end: int
+    names: list[str]
+
+    def tensors(self, read: torch.Tensor, start: int) -> Iterable[tuple[str, torch.Tensor]]:
+        """Each in memory of its own, from the bytes of a file from `start` on."""
+        dtype, count = torch_dtype(self.dtype), len(self.names)
+        if count < _MANY or dtype not in _COPIED or (self.start - start) % dtype.itemsize:
+            return self._one_by_one(dtype, read.data_ptr() + self.start - start)
+        data = read[self.start - start : self.end - start].view(dtype).view(count, *self.shape)
+        # All in one call, which gives each memory of its own: half of the time of a call for each.
+        return zip(self.names, _unbind_copy(data), strict=True)
+
+    def _one_by_one(self, dtype: torch.dtype, address: int) -> Iterator[tuple[str, torch.Tensor]]:
+        nbytes = (self.end - self.start) // len(self.names)
+        for number, name in enumerate(self.names):
+            tensor = torch.empty(self.shape, dtype=dtype, device=CPU)
+            copy_bytes(tensor.data_ptr(), address + number * nbytes, nbytes)
+            yield name, tensor
 
 
 @dataclass(slots=True)
@@ -76,22 +106,21 @@ class _Span:
     """Small tensors that lie close to each other in one file."""
 
     file: str
-    start: int
-    end: int
-    inside: list[_Small] = field(default_factory=list)
+    runs: list[_Run]
     read: torch.Tensor | None = None
 
+    @property
+    def start(self) -> int:
+        return self.runs[0].start
+
     def memory(self) -> torch.Tensor:
-        self.read = new_bytes(self.end - self.start)
+        self.read = new_bytes(max(run.end for run in self.runs) - self.start)
         return self.read
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         assert self.read is not None, "nothing was read yet"
-        base = self.read.data_ptr() - self.start
-        for one in self.inside:
-            tensor = torch.empty(one.entry.shape, dtype=torch_dtype(one.entry.dtype), device=CPU)
-            copy_bytes(tensor.data_ptr(), base + one.start, one.nbytes)
-            yield one.name, tensor
+        for run in self.runs:
+            yield from run.tensors(self.read, self.start)
 
 
 def copy_box(data: torch.Tensor, piece: Slice, whole: torch.Tensor) -> None:
@@ -116,17 +145,34 @@ def _only_piece(parts: Sequence[TensorEntry]) -> Slice | None:
     return piece if piece.lengths == parts[0].shape else None
 
 
-def _spans(small: Iterable[_Small]) -> Iterator[_Span]:
+def _spans(file: str, small: list[_Small]) -> Iterator[_Span]:
+    """What is to be read of one file at a time: its small tensors, cut where the gaps are wide."""
+    small.sort(key=itemgetter(0))
     span: _Span | None = None
-    for one in sorted(small, key=itemgetter(0, 1)):
-        if span is None or one.file != span.file or one.start > span.end + _GAP:
+    end = 0
+    for run in _runs(small):
+        if span is None or run.start > end + _GAP:
             if span is not None:
                 yield span
-            span = _Span(one.file, one.start, one.start)
-        span.inside.append(one)
-        span.end = max(span.end, one.start + one.nbytes)
+            span = _Span(file, [])
+        span.runs.append(run)
+        end = max(end, run.end)
     if span is not None:
         yield span
+
+
+def _runs(small: Iterable[_Small]) -> Iterator[_Run]:
+    run: _Run | None = None
+    for start, nbytes, name, entry in small:
+        if run is not None and start == run.end and entry.shape == run.shape and entry.dtype == run.dtype:
+            run.names.append(name)
+            run.end += nbytes
+        else:
+            if run is not None:
+                yield run
+            run = _Run(entry.dtype, entry.shape, start, start + nbytes, [name])
+    if run is not None:
+        yield run
 
 
 class _Large:

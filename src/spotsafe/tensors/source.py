@@ -56,7 +56,8 @@ class Source:
             path: where the tree is, for errors.
         """
         if type(node) is dict and node.get("$") == "tensor":
-            return _in_class(self._tensor(node, live), live)
+            value = self._tensor(node, live)
+            return value if live is typed.MISSING else _in_class(value, live)
         return typed.decode(node, leaf=self._leaf, live=live, path=path, lenient=self._lenient)
 
     def on_cpu(self) -> Source:
