@@ -26,6 +26,7 @@ from spotsafe.moments import Moments
 from spotsafe.opening import Claimed, Opened, claim_attempt, load_newest, once
 from spotsafe.options import Options
 from spotsafe.outcomes import outcome_of
+from spotsafe.overlap import Overlap
 from spotsafe.positions import Positions
 from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.detect import detect
@@ -264,9 +265,11 @@ def _saver(setting: Setting, opened: Opened, state: SessionState, stack: ExitSta
         store, emit=emit, clock=options.clock, ended=ended, ended_at=partial(ended_at, store)
     )
     stack.callback(writer.close)
+    overlap = Overlap(tracker=setting.tracker, enabled=options.overlap, emit=emit, clock=options.clock)
     saver = Saver(
         tracker=setting.tracker,
         writer=writer,
+        overlap=overlap,
         policy=options.policy,
         keep=options.keep,
         identity=setting.identity,
@@ -282,6 +285,7 @@ def _saver(setting: Setting, opened: Opened, state: SessionState, stack: ExitSta
         last_step=state.positions.total,
     )
     stack.callback(saver.close)
+    stack.callback(overlap.close)
     return saver
 
 

@@ -49,6 +49,7 @@ class Attempt:
         """`run.track` was called."""
         self.activity.track(self.saver.tracker.optimizers)
         self.saver.tracked_more(names)
+        self.saver.overlap.start()
 
     def save(self, metrics: Mapping[str, float]) -> None:
         """Save at the next safe point; outside a loop the present is one, unless a body was left in the middle."""

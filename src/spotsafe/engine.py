@@ -40,6 +40,10 @@ class Engine(Protocol):
         """A notice came inside a long phase: save what is still whole or publish the newest staged; leave."""
         ...
 
+    def settle(self) -> None:
+        """The program may write to what is tracked from here on: a copy that runs beside it has to be over."""
+        ...
+
     @property
     def notice_pending(self) -> bool:
         """Whether a reclaim has been announced."""

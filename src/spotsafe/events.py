@@ -148,6 +148,14 @@ class SaveFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveDiscarded(Event):
+    """A copy beside training was overtaken by a write. Nothing of it was written; the next safe point saves."""
+
+    checkpoint: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavePostponed(Event):
     """A save was due while the one before was still being written; a later safe point makes it. Said once for each."""
 

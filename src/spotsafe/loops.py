@@ -87,6 +87,7 @@ class Loops:
 
     def interruptible(self, iterable: Iterable[T]) -> Iterator[T]:
         """Yield the items; when a notice comes, act on it at once instead of at the end of the body."""
+        self._engine.settle()
         for item in iterable:
             if self._engine.notice_pending:
                 self._engine.at_interruption()

@@ -55,6 +55,7 @@ class Options:
     drain_timeout: timedelta = timedelta(minutes=10)
     events: tuple[EventSink, ...] = ()
     clock: Clock = field(default_factory=SystemClock)
+    overlap: bool = True
     takeover: bool = False
     restart_limits: Limits = field(default_factory=Limits)
 
@@ -72,7 +73,7 @@ class Options:
         if self.drain_timeout < timedelta(0):
             raise ValueError(f"drain_timeout= cannot be negative, got {self.drain_timeout}")
         _is_a("restart_limits", self.restart_limits, Limits, "a spotsafe.Limits")
-        for option in ("strict", "takeover"):
+        for option in ("strict", "overlap", "takeover"):
             _is_a(option, getattr(self, option), bool, "True or False")
         for sink in self.events:
             if not callable(getattr(sink, "emit", None)):

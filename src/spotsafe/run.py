@@ -51,6 +51,7 @@ def session(
     drain_timeout: timedelta = timedelta(minutes=10),
     events: EventSink | Sequence[EventSink] = (),
     clock: Clock | None = None,
+    overlap: bool = True,
     takeover: bool = False,
     restart_limits: Limits | None = None,
     state: Mapping[str, Any] | None = None,
@@ -76,6 +77,8 @@ def session(
         drain_timeout: how long leaving waits for saves in flight.
         events: sinks that receive every event.
         clock: another clock, for tests.
+        overlap: let the copy of a save run beside the next forward and backward pass, where that is found to be
+            safe; if not, training waits for it.
         takeover: start even if another job seems to be alive on this folder.
         restart_limits: when restarting without progress ends with exit code 93.
         state: what to track, by name; for names that are options.
@@ -99,6 +102,7 @@ def session(
         drain_timeout=drain_timeout,
         events=events,
         clock=clock,
+        overlap=overlap,
         takeover=takeover,
         restart_limits=restart_limits,
     )
@@ -269,6 +273,14 @@ class Run:
                 metrics than a manifest has room for (512 KiB).
         """
         self._going.save(numbers_of({} if metrics is None else metrics))
+
+    def wait_staged(self) -> None:
+        """Wait until the last save is copied: from here on the program may write to what is tracked as it likes.
+
+        Only for writes that no optimizer makes, and that torch does not count (``.data``), between the end of one
+        body and the optimizer's step in the next.
+        """
+        self._going.points.settle()
 
     def wait(self) -> None:
         """Wait until every save so far is published, for `drain_timeout` at most.

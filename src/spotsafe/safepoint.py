@@ -66,6 +66,7 @@ class SafePoints:
         tracker = self.moments.tracker
         tracker.judge()
         self.moments.activity.track(tracker.optimizers)
+        self.saver.overlap.start()
         for name in tracker.without_schedulers():
             text = f"{name} has a learning rate schedule, but no scheduler of it is tracked: a resume starts it anew"
             self.emit(events.Warned(message=f"{text}. Give it to the session, scheduler=..."))
@@ -90,12 +91,14 @@ class SafePoints:
 
     def at_safe_point(self, *, epoch_ended: bool) -> None:
         """Save or leave if there is a reason to."""
+        self.settle()
+        self.saver.overlap.at_safe_point(self._step)
         self._say_first_step()
         if not self.notice_pending:
             self.saver.poll()
             reason = self._reason_to_save(epoch_ended=epoch_ended)
             if reason is not None:
-                self._save_now(reason)
+                self._save_now(reason, beside=True)
         notice = self.watch.notice  # also one that came while a save waited for the writer
         if notice is not None:
             self._take_results()
@@ -103,7 +106,13 @@ class SafePoints:
 
     def at_loop_end(self) -> None:
         """A loop came to its end: the code behind it may change what a save of this moment needs."""
+        self.settle()
         self.moments.keep_state()
+
+    def settle(self) -> None:
+        """The program may write to what is tracked from here on."""
+        with child_deaths_deferred():
+            self.saver.overlap.settle()
 
     def at_interruption(self) -> None:
         """Inside a long phase: the last safe point if it is still whole, else what is already staged."""
@@ -198,15 +207,20 @@ class SafePoints:
             return "interval"
         return None
 
-    def _save_now(self, reason: str) -> None:
-        """Save the state of now, which is a safe point; while the writer is busy, perhaps that of a later one."""
+    def _save_now(self, reason: str, *, beside: bool = False) -> None:
+        """Save the state of now, which is a safe point; while the writer is busy, perhaps that of a later one.
+
+        Args:
+            reason: for the manifest.
+            beside: whether the copy may run on after this returns.
+        """
         once = reason in _PATIENT_ONCE
         patient = reason != "interval" and not (once and self._waited_in_vain)
         if patient:
             self.drain(until_notice=once)
         with child_deaths_deferred():
             session = self.moments.present(nonfinite=self.saver.lineage.nonfinite_before)
-            if self.saver.save(session, step=self._step, reason=reason, metrics=self._asked):
+            if self.saver.save(session, step=self._step, reason=reason, metrics=self._asked, beside=beside):
                 self._asked, self._waited_in_vain = None, False
                 self.moments.note_saved()
             elif once and patient and not self.notice_pending:

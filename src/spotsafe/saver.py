@@ -17,7 +17,8 @@ from spotsafe.clock import Clock
 from spotsafe.errors import SaveFailed, StorageNotFound, Superseded
 from spotsafe.events import Event
 from spotsafe.identity import Identity
-from spotsafe.metrics import BestWatch
+from spotsafe.metrics import BestWatch, merged
+from spotsafe.overlap import Overlap
 from spotsafe.policy.cost import SaveCost
 from spotsafe.policy.interval import Progress, SavePolicy
 from spotsafe.policy.retention import Keep
@@ -67,6 +68,7 @@ class Saver:
 
     tracker: Tracker
     writer: WriterThread
+    overlap: Overlap
     policy: SavePolicy
     keep: Keep
     identity: Identity
@@ -85,6 +87,8 @@ class Saver:
     """Step of the newest state that a checkpoint holds, or will when the save in flight is published."""
     _overdue: bool = False
     """One was due while the writer was busy, or one failed that would not fail again; none was made since."""
+    _discarded: _Due | None = None
+    """The last save, if its copy was overtaken: it is made again, as a new save."""
     _durable_step: int = field(init=False)
     _plans: PlanCache = field(default_factory=PlanCache)
     _arena: Arena | None = None
@@ -131,7 +135,7 @@ class Saver:
     @property
     def busy(self) -> bool:
         """Whether a save is being written."""
-        return not self.writer.idle
+        return self.overlap.copying or not self.writer.idle
 
     @property
     def in_flight(self) -> bool:
@@ -160,6 +164,7 @@ class Saver:
         step: int,
         reason: str,
         metrics: Mapping[str, float] | None = None,
+        beside: bool = False,
     ) -> bool:
         """Copy the state of now and let it be written.
 
@@ -168,6 +173,7 @@ class Saver:
             step: the step it is the state of.
             reason: for the manifest.
             metrics: for the manifest.
+            beside: whether parts of the copy may go on beside training, until `Overlap.settle`.
 
         Returns:
             False if it is postponed, since a save is still in flight, whose memory it needs.
@@ -185,7 +191,7 @@ class Saver:
         what = _Due(
             name=name, capture=capture, plan=plan, reason=reason, metrics=dict(metrics or {}), began=began
         )
-        (self._copy_then_write if len(plan.files) < 2 else self._write_while_copying)(what, idle)
+        self._copy(self._instead_of_discarded(what), idle, beside=beside)
         return True
 
     def poll(self) -> None:
@@ -216,6 +222,7 @@ class Saver:
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is in flight; false if that took longer."""
+        self.overlap.settle()
         return self.writer.drain(timeout_s)
 
     def raise_failures(self) -> None:
@@ -238,12 +245,66 @@ class Saver:
 
     # -- inside ---
 
+    def _copy(self, due: _Due, idle: Sequence[NamedTensor], *, beside: bool) -> None:
+        chosen = self.overlap.choose(due.plan, due.capture) if beside else frozenset()
+        if chosen and not self.overlap.probes:
+            self._copy_beside(due, idle, chosen)
+            return
+        (self._copy_then_write if len(due.plan.files) < 2 else self._write_while_copying)(due, idle)
+        if chosen and self._arena is not None:
+            self.overlap.probe(due.plan, due.capture, self._arena.view, chosen)
+
+    def _copy_beside(self, due: _Due, idle: Sequence[NamedTensor], chosen: frozenset[int]) -> None:
+        """Copy what has not earned more, and let the rest be copied while training goes on."""
+        arena, frozen = self._room_for(due.plan), self._frozen.stage(idle)
+        job = self._job(due, frozen)
+        self._note_copying(due)
+        blocked = 0.0
+
+        def then(whole: bool, waited_s: float) -> None:
+            if whole:
+                self._note_staged(job, frozen.staged_bytes, blocked=blocked + waited_s)
+                self._submit(job, arena, frozen)
+            else:
+                self._discard(due, frozen)
+
+        try:
+            self.overlap.begin(due.plan, due.capture, arena.view, chosen, then=then)
+        except RuntimeError:  # no thread to be had
+            chosen = frozenset()
+        try:
+            stage(due.plan, due.capture, arena.view, skip=chosen)
+        except BaseException:
+            self.overlap.give_up()
+            raise
+        blocked = self.clock.monotonic() - due.began
+        if not chosen:
+            then(True, 0.0)
+
+    def _discard(self, due: _Due, frozen: StagedFrozen) -> None:
+        """The copy is no state of any step. Nothing of it was given to the writer."""
+        self._discarded = due
+        if frozen.arena is not None:
+            frozen.arena.close()
+        self._frozen.forget_staged()
+        self.held_step, self._overdue = self._durable_step, True
+        self.emit(events.SaveDiscarded(checkpoint=str(due.name), step=due.name.step))
+
+    def _instead_of_discarded(self, due: _Due) -> _Due:
+        """With what was asked of the save whose copy was overtaken, if there is one."""
+        before, self._discarded = self._discarded, None
+        if before is None:
+            return due
+        reason = before.reason if due.reason == "interval" else due.reason
+        return replace(due, reason=reason, metrics=merged(before.metrics, due.metrics))
+
     def _copy_then_write(self, due: _Due, idle: Sequence[NamedTensor]) -> None:
         arena = self._room_for(due.plan)
         stage(due.plan, due.capture, arena.view)
         frozen = self._frozen.stage(idle)
         job = self._job(due, frozen)
-        self._note_staged(job, frozen.staged_bytes, began=due.began)
+        self._note_copying(due)
+        self._note_staged(job, frozen.staged_bytes, blocked=self.clock.monotonic() - due.began)
         self._submit(job, arena, frozen)
 
     def _write_while_copying(self, due: _Due, idle: Sequence[NamedTensor]) -> None:
@@ -253,7 +314,8 @@ class Saver:
         try:
             self._submit(job, arena, frozen, staging)
             stage(due.plan, due.capture, arena.view, reached=staging.reached)
-            self._note_staged(job, frozen.staged_bytes, began=due.began)
+            self._note_copying(due)
+            self._note_staged(job, frozen.staged_bytes, blocked=self.clock.monotonic() - due.began)
             staging.finish()
         except BaseException:  # Ctrl-C too, anywhere: else the writer would wait for ever
             staging.fail()
@@ -289,16 +351,18 @@ class Saver:
             rollbacks=self.lineage.record.rollbacks,
         )
 
-    def _note_staged(self, job: SaveJob, frozen_bytes: int, *, began: float) -> None:
-        name, step = job.name, job.name.step
-        self._say_best_finds_nothing(job.metrics)
-        self.last_step, self._last_time, self._overdue = step, began, False
-        self.held_step = step
-        blocked = self.clock.monotonic() - began
-        self._blocked[name] = blocked
-        self._submitted_at = began + blocked
+    def _note_copying(self, due: _Due) -> None:
+        """The state of this step will be held, unless something fails."""
+        self._say_best_finds_nothing(due.metrics)
+        self.last_step, self._last_time, self._overdue = due.name.step, due.began, False
+        self.held_step = due.name.step
+        self._submitted_at = self.clock.monotonic()
+
+    def _note_staged(self, job: SaveJob, frozen_bytes: int, *, blocked: float) -> None:
+        self._blocked[job.name] = blocked
+        self._submitted_at = self.clock.monotonic()
         total = sum(file.size for file in job.files) + frozen_bytes
-        self.emit(events.SaveStaged(checkpoint=str(name), total_bytes=total, blocked_s=blocked))
+        self.emit(events.SaveStaged(checkpoint=str(job.name), total_bytes=total, blocked_s=blocked))
 
     def _remember_frozen(self) -> FrozenTensors:
         held = HeldFiles(self.clock.monotonic)

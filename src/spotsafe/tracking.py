@@ -73,6 +73,12 @@ class Tracker:
         return tuple(part for _, part in self._parts() if isinstance(part, torch.optim.Optimizer))
 
     @property
+    def optimizers_without_hooks(self) -> tuple[Any, ...]:
+        """Those that are only shaped like torch's, so that nobody is told before they step."""
+        parts = [part for _, part in self._parts() if is_optimizer(part)]
+        return tuple(part for part in parts if not isinstance(part, torch.optim.Optimizer))
+
+    @property
     def modules(self) -> tuple[nn.Module, ...]:
         """Every tracked module, also inside dicts and lists."""
         return tuple(part for _, part in self._parts() if isinstance(part, nn.Module))

@@ -189,6 +189,10 @@ class FrozenTensors:
         )
         return StagedFrozen(files=files, tensors=plan.tensors, arena=arena)
 
+    def forget_staged(self) -> None:
+        """The save for which `stage` was called last was given up."""
+        self._pending = self._plan = None
+
     def take(self, result: SaveResult) -> None:
         """How the save ended for which `stage` was called last."""
         pending, self._pending = self._pending, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -17,7 +17,12 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def stage(
-    plan: SavePlan, capture: Capture, arena: memoryview, *, reached: Callable[[int], None] | None = None
+    plan: SavePlan,
+    capture: Capture,
+    arena: memoryview,
+    *,
+    skip: Collection[int] = (),
+    reached: Callable[[int], None] | None = None,
 ) -> None:
     """Copy every tensor to its place and write the headers; blocking, each byte once.
 
@@ -25,6 +30,7 @@ def stage(
         plan: made for exactly the tensors of the capture.
         capture: the live tensors.
         arena: writable, at least `plan.arena_size` bytes.
+        skip: positions of tensors that somebody else copies.
         reached: told the offset in the arena up to which everything is there, whenever a file is.
 
     Raises:
@@ -37,9 +43,11 @@ def stage(
     ends = iter([file.arena_offset + file.size for file in plan.files] if reached else [])
     devices, end = set[torch.device](), next(ends, math.inf)
     with torch.no_grad(), collection_paused():
-        memory = _memory(arena, plan.arena_size)
+        memory = memory_of(arena, plan.arena_size)
         base = memory.data_ptr()
         for place in plan.placements:
+            if place.tensor in skip:
+                continue
             while place.arena_offset >= end and reached is not None:
                 _wait_for(devices)  # a copy from a device may still be under way
                 reached(int(end))
@@ -48,7 +56,7 @@ def stage(
             if 0 < size <= SMALL and _is_plain_memory(tensor) and tensor.shape == place.lengths:
                 copy_bytes(base + start, tensor.data_ptr(), size)
             elif size:
-                _copy(_box(tensor, place), memory[start : start + size])
+                _copy(box_of(tensor, place), memory[start : start + size])
                 if not tensor.is_cpu:
                     devices.add(tensor.device)
     _wait_for(devices)
@@ -65,7 +73,8 @@ def _is_plain_memory(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def _memory(arena: memoryview, size: int) -> torch.Tensor:
+def memory_of(arena: memoryview, size: int) -> torch.Tensor:
+    """The first bytes of an arena as a tensor."""
     if size == 0:
         return new_bytes(0)
     return torch.frombuffer(arena, dtype=torch.uint8, count=size)
@@ -82,7 +91,8 @@ def _check(plan: SavePlan, tensors: Sequence[NamedTensor], arena: memoryview) ->
             raise ValueError(f"tensor {one.name!r}, {dtype} {list(shape)}, is not the plan's {spec}")
 
 
-def _box(tensor: torch.Tensor, place: Placement) -> torch.Tensor:
+def box_of(tensor: torch.Tensor, place: Placement) -> torch.Tensor:
+    """The part of a tensor that goes to a place."""
     if tensor.shape == place.lengths:
         return tensor
     for axis, (offset, length) in enumerate(zip(place.offsets, place.lengths, strict=True)):

@@ -1,0 +1,260 @@
+"""Copies that run beside training: which tensors have earned it, and where such a copy has to be over.
+
+A copy is over before any optimizer of the process steps (torch's global hook), and at every other place where the
+program may begin to write: the next safe point, the end of a loop, `run.interruptible`, `run.wait_staged` and the end
+of the run. There it is waited for and judged; only then it goes to the writer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.optim.swa_utils import AveragedModel
+
+from spotsafe.clock import Clock
+from spotsafe.events import Event, Warned
+from spotsafe.policy.overlap import OverlapTrust
+from spotsafe.tensors.beside import BesideCopy, Watched, can_be_beside, whole_boxes
+from spotsafe.tensors.frozen import address_of
+from spotsafe.tensors.optimizers import parameters_of
+from spotsafe.tensors.plan import SavePlan
+from spotsafe.tensors.tree import Capture
+from spotsafe.tracking import Tracker
+
+LEAST_TOTAL_BYTES = 1 << 20
+"""With less than this to copy it is done sooner than a thread has begun."""
+
+Then = Callable[[bool, float], None]
+"""What is done when a copy is over: whether it is whole, and for how many seconds it was waited for."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A copy, or a probe, that nobody has judged or taken over yet."""
+
+    watched: Watched
+    then: Then | None
+    """None for a probe: its save was copied at the safe point, and is on its way."""
+    waited_s: float = 0.0
+    whole: bool | None = None
+    """None until it is judged."""
+
+    def wait(self) -> None:
+        """Return when nothing is being copied."""
+        if isinstance(self.watched, BesideCopy):
+            self.watched.wait()
+
+
+class Overlap:
+    """Runs at most one copy beside training, and sees that it is whole before anybody uses it.
+
+    Args:
+        tracker: what is saved.
+        enabled: false copies nothing beside training.
+        emit: is told, once each, why training waits for copies.
+        clock: measures.
+    """
+
+    def __init__(
+        self, *, tracker: Tracker, enabled: bool, emit: Callable[[Event], None], clock: Clock
+    ) -> None:
+        self._tracker, self._emit, self._clock = tracker, emit, clock
+        self._trust = OverlapTrust(off=None if enabled else "overlap=False")
+        self._stepped: set[int] = set()
+        self._earned: set[int] = set()
+        self._step: int | None = None
+        self._running: _Running | None = None
+        self._lock = threading.RLock()
+        self._home = threading.get_ident()
+        self._process = os.getpid()
+        self._handles: list[Any] = []
+        self._said: set[str] = set()
+
+    def start(self) -> None:
+        """Install the hooks, if there are optimizers. They are global: any may write to what is being copied."""
+        if self._handles or self._trust.off is not None or not self._tracker.optimizers:
+            return
+        # Traced into a compiled step, they would be compiled anew for every save. Not before there is an optimizer:
+        # making the first one loads the same half second of torch.
+        outside: Any = torch.compiler.disable
+        before, after = outside(self._before_step), outside(self._after_step)
+        self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def close(self) -> None:
+        """Remove the hooks, and wait for a copy that nobody will use any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.give_up()
+
+    @property
+    def copying(self) -> bool:
+        """Whether a copy is under way, or not judged yet."""
+        return self._running is not None and self._running.then is not None
+
+    @property
+    def probes(self) -> bool:
+        """Whether the next copy is to be made while training waits, and to be watched by `probe`."""
+        return self._trust.probes
+
+    def at_safe_point(self, step: int) -> None:
+        """A safe point is reached: what stepped in the step that it commits, if it commits one, has earned a copy."""
+        if step != self._step:
+            self._step = step
+            self._earned, self._stepped = self._stepped, set()
+
+    # -- which tensors ---
+
+    def choose(self, plan: SavePlan, capture: Capture) -> frozenset[int]:
+        """Positions of the tensors to copy beside training; none if that is not worth it, or not safe.
+
+        Only what belongs to an optimizer that stepped in the body before: its next step is seen before it writes.
+        """
+        if self._trust.off is not None:
+            return frozenset()
+        earned, never = self._earned_memory(), self._never()
+        chosen = [
+            at
+            for at, one in enumerate(capture.tensors)
+            if one.name not in self._trust.waits_for
+            and can_be_beside(one)
+            and one.tensor.data_ptr() in earned
+            and one.tensor.data_ptr() not in never
+        ]
+        whole = whole_boxes(plan, chosen)
+        nbytes = sum(place.nbytes for place in plan.placements if place.tensor in whole)
+        return whole if nbytes >= LEAST_TOTAL_BYTES else frozenset()
+
+    def _earned_memory(self) -> set[int]:
+        """Addresses of the parameters and the state of what stepped, and of averages that follow it."""
+        found: set[int] = set()
+        for optimizer in self._tracker.optimizers:
+            if id(optimizer) in self._earned:
+                found.update(address_of(one) for one in parameters_of(optimizer))
+                for state in optimizer.state.values():
+                    found.update(address_of(one) for one in _tensors_in(state))
+        if found:
+            averages = [one for one in self._tracker.modules if isinstance(one, AveragedModel)]
+            found.update(address_of(one) for module in averages for one in module.parameters())
+        return found
+
+    def _never(self) -> set[int]:
+        """Addresses of what may be written before any step: options of groups, tables that a forward pass scales."""
+        found: set[int] = set()
+        for optimizer in self._tracker.optimizers:
+            for group in optimizer.param_groups:
+                found.update(address_of(one) for one in _tensors_in(group))
+        for optimizer in self._tracker.optimizers_without_hooks:
+            found.update(address_of(one) for one in parameters_of(optimizer))
+            kind = type(optimizer).__name__
+            self._say(
+                f"{kind} runs none of torch's optimizer hooks: training waits while its state is copied"
+            )
+        for module in self._tracker.modules:
+            for part in module.modules():
+                if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+                    found.add(address_of(part.weight))
+        return found
+
+    # -- one copy ---
+
+    def begin(
+        self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: frozenset[int], *, then: Then
+    ) -> None:
+        """Begin to copy; `settle` calls `then` when it is over.
+
+        Raises:
+            RuntimeError: there is no thread to be had; nothing was begun.
+        """
+        assert self._running is None, "two steps never share a slot"
+        copy = BesideCopy(plan, capture, arena, chosen)
+        copy.start()
+        self._running, self._home = _Running(copy, then), threading.get_ident()
+
+    def probe(self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: frozenset[int]) -> None:
+        """Find out whether anybody would have torn a copy beside training; this one was made at the safe point."""
+        assert self._running is None, "one save at a time"
+        self._running = _Running(Watched(plan, capture, arena, chosen), None)
+        self._home = threading.get_ident()
+
+    def settle(self) -> None:
+        """Wait until the copy under way is over, judge it, and do what is to be done then. Else nothing."""
+        running = self._judged()
+        if running is not None and self._running is running:
+            self._running = None
+            if running.then is not None:
+                running.then(bool(running.whole), running.waited_s)
+
+    def give_up(self) -> None:
+        """The save of the copy under way is not to be: wait for its thread, and forget it."""
+        running, self._running = self._running, None
+        if running is not None and os.getpid() == self._process:
+            running.wait()
+
+    def _judged(self) -> _Running | None:
+        running = self._running
+        if running is None or os.getpid() != self._process:  # a forked child has no thread that copies
+            return None
+        began = self._clock.monotonic()
+        with self._lock:
+            if running.whole is None:
+                running.wait()
+                running.whole = self._judge(running)
+        running.waited_s += self._clock.monotonic() - began
+        return running
+
+    def _judge(self, running: _Running) -> bool:
+        """INVARIANT: only a copy that this finds whole is ever given to the writer."""
+        moved = running.watched.moved()
+        differing = set() if running.then is not None else set(running.watched.differing()) - set(moved)
+        if not moved and not differing:
+            self._trust = self._trust.after_whole()
+            return True
+        if differing:
+            self._trust = self._trust.after_difference(differing)
+        else:
+            self._trust = self._trust.after_moved(moved)
+            text = f"{moved[0]} was written before the optimizer's step"
+            self._say(f"{text}: from now on training waits while it is copied")
+        if self._trust.off is not None:
+            text = f"from now on training waits for every copy: {self._trust.off}"
+            self._say(f"{text}. run.wait_staged() before such a write, or overlap=False, avoids this")
+        return False
+
+    def _before_step(self, _optimizer: Optimizer, *_: Any) -> None:
+        if self._running is None:
+            return
+        if threading.get_ident() == self._home:
+            self.settle()
+        else:  # what comes after is for the thread that began it
+            self._judged()
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if not _is_being_captured():
+            self._stepped.add(id(optimizer))
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._emit(Warned(message=text))
+
+
+def _is_being_captured() -> bool:
+    """Whether this step is only recorded in a CUDA graph: its replays run no hook."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _tensors_in(values: Any) -> Iterable[torch.Tensor]:
+    found = values.values() if isinstance(values, dict) else ()
+    return [one for one in found if isinstance(one, torch.Tensor)]

@@ -1,0 +1,141 @@
+"""A copy into the arena that runs beside training, and the proof that nobody wrote meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import torch
+
+from spotsafe.tensors.plan import Placement, SavePlan
+from spotsafe.tensors.staging import box_of, memory_of
+from spotsafe.tensors.tree import PLAIN, Capture, NamedTensor
+
+LEAST_BYTES = 64 << 10
+"""Tensors from this size on are worth it: a smaller one is copied faster than it is remembered."""
+_CHUNK = 8 << 20
+"""Bytes of one call that nobody can interrupt."""
+NAME = "spotsafe-copy"
+
+# Unlike `PyDLL`, these let the interpreter's lock go while they work: training goes on.
+_libc = ctypes.CDLL(None)
+_copy, _compare = _libc.memmove, _libc.memcmp
+for _call in (_copy, _compare):
+    _call.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_copy.restype, _compare.restype = ctypes.c_void_p, ctypes.c_int
+
+
+class _Move(NamedTuple):
+    """Bytes of a tensor and their place in the arena."""
+
+    name: str
+    source: int
+    target: int
+    nbytes: int
+
+
+class Watched:
+    """Some tensors of a save, from the safe point on: were they written, and are they still what the arena has?
+
+    It holds the memory that they have now, whatever the program puts in its place.
+
+    Args:
+        plan: of the whole save.
+        capture: what the plan was made of.
+        arena: where the save lies.
+        chosen: positions in the capture's tensors; `can_be_beside` and `whole_boxes` hold of them.
+    """
+
+    def __init__(self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: Collection[int]) -> None:
+        # An alias keeps the memory, and counts the writes to it, when the program gives the tensor other memory.
+        self._held = {at: capture.tensors[at].tensor.detach() for at in chosen}
+        self._versions = {at: version_of(alias) for at, alias in self._held.items()}
+        self._names = {at: capture.tensors[at].name for at in chosen}
+        self._arena = memory_of(arena, plan.arena_size)
+        self._moves = [self._move(place) for place in plan.placements if place.tensor in self._held]
+
+    def moved(self) -> list[str]:
+        """Names of the tensors that were written meanwhile, as far as torch counts writes."""
+        return [
+            self._names[at] for at, alias in self._held.items() if version_of(alias) != self._versions[at]
+        ]
+
+    def differing(self) -> list[str]:
+        """Names of the tensors whose bytes are not those of the arena."""
+        return [move.name for move in self._moves if any(_compare(*chunk) for chunk in _chunks(move))]
+
+    def _move(self, place: Placement) -> _Move:
+        box = box_of(self._held[place.tensor], place)
+        target = self._arena.data_ptr() + place.arena_offset
+        return _Move(self._names[place.tensor], box.data_ptr(), target, place.nbytes)
+
+
+class BesideCopy(Watched):
+    """Copies them in a thread of its own, which changes nothing of torch's. Arguments as of `Watched`.
+
+    Until `wait` has returned and nobody `moved`, the arena holds no state: the program may write at any time.
+    """
+
+    def __init__(self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: Collection[int]) -> None:
+        super().__init__(plan, capture, arena, chosen)
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+
+    def start(self) -> None:
+        """Begin to copy.
+
+        Raises:
+            RuntimeError: there is no thread to be had.
+        """
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when everything is copied."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        for move in self._moves:
+            for source, target, nbytes in _chunks(move):
+                _copy(target, source, nbytes)
+
+
+def can_be_beside(one: NamedTensor) -> bool:
+    """Whether a tensor is plain memory of this machine, large enough, and torch counts the writes to it."""
+    tensor = one.tensor
+    return (
+        type(tensor) in PLAIN
+        and tensor.is_cpu
+        and tensor.numel() * tensor.element_size() >= LEAST_BYTES
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_inference()
+    )
+
+
+def whole_boxes(plan: SavePlan, chosen: Collection[int]) -> frozenset[int]:
+    """Those of `chosen` of which every box in the plan is one stretch of memory."""
+    shapes = {at: plan.specs[at].shape for at in chosen}
+    broken = {
+        place.tensor
+        for place in plan.placements
+        if place.tensor in shapes and not _is_one_stretch(place.lengths, shapes[place.tensor])
+    }
+    return frozenset(chosen) - broken
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor's memory was written, as far as torch counts."""
+    return tensor._version  # noqa: SLF001 - torch has no public way
+
+
+def _is_one_stretch(lengths: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a box of a row-major tensor has no gaps: single items, then one cut dimension, then whole ones."""
+    cut = next((axis for axis, length in enumerate(lengths) if length != 1), len(lengths))
+    return lengths[cut + 1 :] == shape[cut + 1 :]
+
+
+def _chunks(move: _Move) -> Iterator[tuple[int, int, int]]:
+    for start in range(0, move.nbytes, _CHUNK):
+        yield move.source + start, move.target + start, min(_CHUNK, move.nbytes - start)

@@ -1,0 +1,106 @@
+"""The copy that runs beside training, alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spotsafe.tensors import beside
+from spotsafe.tensors.beside import BesideCopy, Watched, can_be_beside, whole_boxes
+from spotsafe.tensors.plan import SavePlan, plan_save, specs_of
+from spotsafe.tensors.staging import stage
+from spotsafe.tensors.tree import Capture, NamedTensor
+from spotsafe.writer.arena import Arena
+
+LARGE = beside.LEAST_BYTES
+
+
+def planned(*tensors: torch.Tensor, limit: int = 1 << 30) -> tuple[SavePlan, Capture, Arena]:
+    named = tuple(NamedTensor(f"t{at}", tensor, "parameter") for at, tensor in enumerate(tensors))
+    plan = plan_save(specs_of(named), max_file_bytes=limit)
+    return plan, Capture(state={}, tensors=named), Arena(plan.arena_size)
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 40_000])
+def test_the_arena_is_as_of_a_blocking_copy(limit: int) -> None:
+    """Byte for byte, also of tensors that are cut over several files, with the rest copied by `stage`."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(LARGE), torch.randn(300, 301), torch.randn(3), torch.randn(1, 2, LARGE // 8)]
+    plan, capture, arena = planned(*tensors, limit=limit)
+    stage(plan, capture, arena.view)
+    expected = bytes(arena.view)
+    arena.view[:] = bytes(len(arena.view))
+    chosen = whole_boxes(plan, {0, 1, 3})
+    assert chosen == {0, 1, 3}
+    copy = BesideCopy(plan, capture, arena.view, chosen)
+    copy.start()
+    stage(plan, capture, arena.view, skip=chosen)
+    copy.wait()
+    assert bytes(arena.view) == expected
+    assert not copy.moved()
+    assert not copy.differing()
+
+
+def test_boxes_with_gaps_are_not_copied_beside() -> None:
+    """Of a tensor that is cut along a second dimension too, a box is no one stretch of memory."""
+    wide = torch.randn(2, 3, LARGE)
+    plan, _, _ = planned(wide, torch.randn(LARGE), limit=LARGE * 6)
+    boxes = [place.lengths for place in plan.placements if place.tensor == 0]
+    expected = {0, 1} if all(lengths[2] == LARGE or lengths[:2] == (1, 1) for lengths in boxes) else {1}
+    assert whole_boxes(plan, {0, 1}) == expected
+    plan, _, _ = planned(torch.randn(1000, 2), limit=4000)
+    assert whole_boxes(plan, {0}) == {0}
+
+
+@pytest.mark.parametrize(
+    ("write", "moved", "differs"),
+    [
+        (lambda tensor: tensor.add_(1), ["t1"], ["t1"]),
+        (lambda tensor: tensor[-1:].mul_(1), ["t1"], []),
+        (lambda tensor: tensor.data[-1:].add_(1), [], ["t1"]),
+        (lambda tensor: tensor.detach().copy_(tensor), ["t1"], []),
+        (lambda tensor: None, [], []),
+    ],
+)
+def test_writes_are_seen(write: object, moved: list[str], differs: list[str]) -> None:
+    """Those that torch counts at once, others by comparing; a NaN is equal to itself."""
+    tensors = [torch.randn(LARGE), torch.randn(LARGE)]
+    tensors[1][0] = float("nan")
+    plan, capture, arena = planned(*tensors)
+    stage(plan, capture, arena.view)
+    watched = Watched(plan, capture, arena.view, {0, 1})
+    assert callable(write)
+    write(tensors[1])
+    assert watched.moved() == moved
+    assert watched.differing() == differs
+
+
+def test_memory_is_kept_while_it_is_read() -> None:
+    """A tensor that is given other memory, or is gone, does not take what is being copied with it."""
+    tensor = torch.ones(LARGE)
+    plan, capture, arena = planned(tensor)
+    copy = BesideCopy(plan, capture, arena.view, {0})
+    tensor.data = torch.zeros(LARGE)
+    del capture
+    copy.start()
+    copy.wait()
+    start = plan.placements[0].arena_offset
+    assert torch.frombuffer(arena.view, dtype=torch.float32, offset=start, count=LARGE).eq(1).all()
+
+
+def test_what_is_not_plain_memory_is_not_copied_beside() -> None:
+    """Nor what is small, or has no count of writes."""
+    large = torch.zeros(2, LARGE)
+    with torch.inference_mode():
+        uncounted = torch.zeros(LARGE)
+    refused = [
+        torch.zeros(8),
+        large.T,
+        torch.zeros(LARGE, dtype=torch.complex64).conj(),
+        uncounted,
+        large.to_sparse(),
+        torch.zeros(LARGE, device="meta"),
+    ]
+    assert can_be_beside(NamedTensor("a", large))
+    assert can_be_beside(NamedTensor("a", torch.nn.Parameter(large)))
+    assert not any(can_be_beside(NamedTensor("a", tensor)) for tensor in refused)
