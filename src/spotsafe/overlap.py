@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from spotsafe.clock import Clock
 from spotsafe.events import Event, Warned
 from spotsafe.policy.overlap import OverlapTrust
-from spotsafe.tensors.beside import BesideCopy, Watched, can_be_beside, whole_boxes
+from spotsafe.tensors.beside import BesideCopy, Watched, can_be_beside
 from spotsafe.tensors.frozen import address_of
 from spotsafe.tensors.optimizers import parameters_of
 from spotsafe.tensors.plan import SavePlan
@@ -124,17 +124,16 @@ class Overlap:
         if self._trust.off is not None:
             return frozenset()
         earned, never = self._earned_memory(), self._never()
-        chosen = [
+        chosen = frozenset(
             at
             for at, one in enumerate(capture.tensors)
             if one.name not in self._trust.waits_for
             and can_be_beside(one)
             and one.tensor.data_ptr() in earned
             and one.tensor.data_ptr() not in never
-        ]
-        whole = whole_boxes(plan, chosen)
-        nbytes = sum(place.nbytes for place in plan.placements if place.tensor in whole)
-        return whole if nbytes >= LEAST_TOTAL_BYTES else frozenset()
+        )
+        nbytes = sum(place.nbytes for place in plan.placements if place.tensor in chosen)
+        return chosen if nbytes >= LEAST_TOTAL_BYTES else frozenset()
 
     def _earned_memory(self) -> set[int]:
         """Addresses of the parameters and the state of what stepped, and of averages that follow it."""

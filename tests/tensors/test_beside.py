@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spotsafe.tensors import beside
-from spotsafe.tensors.beside import BesideCopy, Watched, can_be_beside, whole_boxes
+from spotsafe.tensors.beside import BesideCopy, Watched, can_be_beside
 from spotsafe.tensors.plan import SavePlan, plan_save, specs_of
 from spotsafe.tensors.staging import stage
 from spotsafe.tensors.tree import Capture, NamedTensor
@@ -30,8 +30,7 @@ def test_the_arena_is_as_of_a_blocking_copy(limit: int) -> None:
     stage(plan, capture, arena.view)
     expected = bytes(arena.view)
     arena.view[:] = bytes(len(arena.view))
-    chosen = whole_boxes(plan, {0, 1, 3})
-    assert chosen == {0, 1, 3}
+    chosen = {0, 1, 3}
     copy = BesideCopy(plan, capture, arena.view, chosen)
     copy.start()
     stage(plan, capture, arena.view, skip=chosen)
@@ -39,17 +38,6 @@ def test_the_arena_is_as_of_a_blocking_copy(limit: int) -> None:
     assert bytes(arena.view) == expected
     assert not copy.moved()
     assert not copy.differing()
-
-
-def test_boxes_with_gaps_are_not_copied_beside() -> None:
-    """Of a tensor that is cut along a second dimension too, a box is no one stretch of memory."""
-    wide = torch.randn(2, 3, LARGE)
-    plan, _, _ = planned(wide, torch.randn(LARGE), limit=LARGE * 6)
-    boxes = [place.lengths for place in plan.placements if place.tensor == 0]
-    expected = {0, 1} if all(lengths[2] == LARGE or lengths[:2] == (1, 1) for lengths in boxes) else {1}
-    assert whole_boxes(plan, {0, 1}) == expected
-    plan, _, _ = planned(torch.randn(1000, 2), limit=4000)
-    assert whole_boxes(plan, {0}) == {0}
 
 
 @pytest.mark.parametrize(

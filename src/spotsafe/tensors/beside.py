@@ -45,7 +45,7 @@ class Watched:
         plan: of the whole save.
         capture: what the plan was made of.
         arena: where the save lies.
-        chosen: positions in the capture's tensors; `can_be_beside` and `whole_boxes` hold of them.
+        chosen: positions in the capture's tensors; `can_be_beside` holds of them.
     """
 
     def __init__(self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: Collection[int]) -> None:
@@ -68,6 +68,7 @@ class Watched:
 
     def _move(self, place: Placement) -> _Move:
         box = box_of(self._held[place.tensor], place)
+        assert box.is_contiguous(), "a plan cuts along the first dimension that is longer than 1"
         target = self._arena.data_ptr() + place.arena_offset
         return _Move(self._names[place.tensor], box.data_ptr(), target, place.nbytes)
 
@@ -114,26 +115,9 @@ def can_be_beside(one: NamedTensor) -> bool:
     )
 
 
-def whole_boxes(plan: SavePlan, chosen: Collection[int]) -> frozenset[int]:
-    """Those of `chosen` of which every box in the plan is one stretch of memory."""
-    shapes = {at: plan.specs[at].shape for at in chosen}
-    broken = {
-        place.tensor
-        for place in plan.placements
-        if place.tensor in shapes and not _is_one_stretch(place.lengths, shapes[place.tensor])
-    }
-    return frozenset(chosen) - broken
-
-
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor's memory was written, as far as torch counts."""
     return tensor._version  # noqa: SLF001 - torch has no public way
-
-
-def _is_one_stretch(lengths: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a box of a row-major tensor has no gaps: single items, then one cut dimension, then whole ones."""
-    cut = next((axis for axis, length in enumerate(lengths) if length != 1), len(lengths))
-    return lengths[cut + 1 :] == shape[cut + 1 :]
 
 
 def _chunks(move: _Move) -> Iterator[tuple[int, int, int]]:
