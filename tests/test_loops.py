@@ -29,6 +29,7 @@ class FakeEngine:
     leave_at: int | None = None
     points: int = 0
     ends: int = 0
+    settled: int = 0
 
     def before_first_body(self) -> None:
         self.log.append("judge")
@@ -50,6 +51,9 @@ class FakeEngine:
         self.log.append("epoch" if epoch_ended else "point")
         if self.leave_at is not None and self.points >= self.leave_at:
             self.leaving = True
+
+    def settle(self) -> None:
+        self.settled += 1
 
     def at_loop_end(self) -> None:
         self.ends += 1
@@ -754,6 +758,7 @@ def test_an_interrupted_phase_is_never_half_counted(rig: Callable[..., Rig]) -> 
     assert evaluated[-1] == (1, 4)
     assert r.positions.total == 1
     assert r.engine.log[-1] == "interrupted"
+    assert r.engine.settled == 2, "the phase may write to what is being copied"
 
 
 def test_the_first_body_judges_once(rig: Callable[..., Rig]) -> None:
