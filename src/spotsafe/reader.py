@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from spotsafe.storage.store import Store
 from spotsafe.tensors.filling import copy_box
 from spotsafe.tensors.memory import CPU, new_bytes
 from spotsafe.tensors.pause import collection_paused
+from spotsafe.tensors.runs import Placed, only_piece, runs
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import Json, SavedState, Spec, torch_dtype
 
@@ -261,7 +263,8 @@ def read_description(store: Store, candidate: Candidate) -> Description:
         StorageError: one could not be read.
     """
     indexes = _read_indexes(store, candidate)
-    tensors = {entry.name: (entry.dtype, entry.shape) for index in indexes for entry in index.tensors}
+    with collection_paused():
+        tensors = {entry.name: (entry.dtype, entry.shape) for index in indexes for entry in index.tensors}
     return Description(tensors=MappingProxyType(tensors), state=_state(indexes), session=indexes[0].session)
 
 
@@ -309,7 +312,8 @@ def _read_indexes(store: Store, candidate: Candidate) -> list[Index]:
     assert candidate.manifest is not None
     parts = sorted(candidate.manifest.parts, key=lambda part: part.rank)
     indexes = [read_index(store, candidate, part) for part in parts]
-    problem = tiling_problem(indexes) if indexes else "it lists no index"
+    with collection_paused():
+        problem = tiling_problem(indexes) if indexes else "it lists no index"
     if problem is not None:
         file = parts[0].file if parts else "manifest.json"
         raise DamagedCheckpoint(checkpoint=str(candidate.name), file=file, reason=problem)
@@ -381,8 +385,24 @@ def _assembled(
     for index in indexes:
         for entry in index.tensors:
             parts.setdefault(entry.name, []).append(entry)
+    rows = dict(_rows(parts, files))
     for name, entries in parts.items():
-        yield name, _tensor(entries, files)
+        row = rows.get(name)
+        yield name, _tensor(entries, files) if row is None else row
+
+
+def _rows(
+    parts: Mapping[str, Sequence[TensorEntry]], files: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those that lie in rows of one kind."""
+    placed: dict[str, list[Placed]] = {file: [] for file in files}
+    for name, entries in parts.items():
+        piece = only_piece(entries)
+        if piece is not None:
+            placed[piece.file].append((piece.start, piece.nbytes, name, entries[0]))
+    for file, inside in placed.items():
+        for run in runs(sorted(inside, key=itemgetter(0))):
+            yield from run.views(files[file]) or ()
 
 
 def _tensor(entries: Sequence[TensorEntry], files: Mapping[str, torch.Tensor]) -> torch.Tensor:

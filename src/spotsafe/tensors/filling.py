@@ -7,33 +7,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, TypeAlias
 
 import torch
 
 from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.index import Slice, TensorEntry
 from spotsafe.checkpoint.ranges import Range
-from spotsafe.tensors.memory import CPU, SMALL, copy_bytes, new_bytes, view_of
+from spotsafe.tensors.memory import SMALL, new_bytes, view_of
+from spotsafe.tensors.runs import Placed, Run, only_piece, runs
 from spotsafe.tensors.tree import torch_dtype
 
 _GAP = 1 << 12
 """Bytes that nobody asked for between two small tensors that are still read together."""
-_MANY = 4
-_unbind_copy: Any = torch.unbind_copy  # torch's own types say that it gives nothing
-_COPIED = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
-    }
-)
-"""Dtypes of which torch copies many at once, bit for bit. Bytes of a bool are not only 0 and 1."""
-
-_Small: TypeAlias = tuple[int, int, str, TensorEntry]
-"""A small tensor that lies in one piece: start in its file, bytes, name."""
 
 
 class Filling:
@@ -46,9 +34,9 @@ class Filling:
     def __init__(self, entries: Mapping[str, Sequence[TensorEntry]]) -> None:
         self._names = tuple(entries)
         self._large: dict[str, _Large] = {}
-        small: dict[str, list[_Small]] = defaultdict(list)
+        small: dict[str, list[Placed]] = defaultdict(list)
         for name, parts in entries.items():
-            piece = _only_piece(parts)
+            piece = only_piece(parts)
             if piece is not None and 0 < piece.nbytes <= SMALL:
                 small[piece.file].append((piece.start, piece.nbytes, name, parts[0]))
             else:
@@ -75,38 +63,11 @@ class Filling:
 
 
 @dataclass(slots=True)
-class _Run:
-    """Small tensors of one dtype and shape without a gap between them."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    names: list[str]
-
-    def tensors(self, read: torch.Tensor, start: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """Each in memory of its own, from the bytes of a file from `start` on."""
-        dtype, count = torch_dtype(self.dtype), len(self.names)
-        if count < _MANY or dtype not in _COPIED or (self.start - start) % dtype.itemsize:
-            return self._one_by_one(dtype, read.data_ptr() + self.start - start)
-        data = read[self.start - start : self.end - start].view(dtype).view(count, *self.shape)
-        # All in one call, which gives each memory of its own: half of the time of a call for each.
-        return zip(self.names, _unbind_copy(data), strict=True)
-
-    def _one_by_one(self, dtype: torch.dtype, address: int) -> Iterator[tuple[str, torch.Tensor]]:
-        nbytes = (self.end - self.start) // len(self.names)
-        for number, name in enumerate(self.names):
-            tensor = torch.empty(self.shape, dtype=dtype, device=CPU)
-            copy_bytes(tensor.data_ptr(), address + number * nbytes, nbytes)
-            yield name, tensor
-
-
-@dataclass(slots=True)
 class _Span:
     """Small tensors that lie close to each other in one file."""
 
     file: str
-    runs: list[_Run]
+    runs: list[Run]
     read: torch.Tensor | None = None
 
     @property
@@ -120,7 +81,7 @@ class _Span:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         assert self.read is not None, "nothing was read yet"
         for run in self.runs:
-            yield from run.tensors(self.read, self.start)
+            yield from run.copies(self.read, self.start)
 
 
 def copy_box(data: torch.Tensor, piece: Slice, whole: torch.Tensor) -> None:
@@ -137,20 +98,12 @@ def copy_box(data: torch.Tensor, piece: Slice, whole: torch.Tensor) -> None:
     target.copy_(data.view(*piece.lengths, whole.shape[-1]))
 
 
-def _only_piece(parts: Sequence[TensorEntry]) -> Slice | None:
-    """The piece that is all of a tensor, as of nearly every one."""
-    if len(parts) != 1 or len(parts[0].slices) != 1:
-        return None
-    piece = parts[0].slices[0]
-    return piece if piece.lengths == parts[0].shape else None
-
-
-def _spans(file: str, small: list[_Small]) -> Iterator[_Span]:
+def _spans(file: str, small: list[Placed]) -> Iterator[_Span]:
     """What is to be read of one file at a time: its small tensors, cut where the gaps are wide."""
     small.sort(key=itemgetter(0))
     span: _Span | None = None
     end = 0
-    for run in _runs(small):
+    for run in runs(small):
         if span is None or run.start > end + _GAP:
             if span is not None:
                 yield span
@@ -159,20 +112,6 @@ def _spans(file: str, small: list[_Small]) -> Iterator[_Span]:
         end = max(end, run.end)
     if span is not None:
         yield span
-
-
-def _runs(small: Iterable[_Small]) -> Iterator[_Run]:
-    run: _Run | None = None
-    for start, nbytes, name, entry in small:
-        if run is not None and start == run.end and entry.shape == run.shape and entry.dtype == run.dtype:
-            run.names.append(name)
-            run.end += nbytes
-        else:
-            if run is not None:
-                yield run
-            run = _Run(entry.dtype, entry.shape, start, start + nbytes, [name])
-    if run is not None:
-        yield run
 
 
 class _Large:
