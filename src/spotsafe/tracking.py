@@ -14,9 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from spotsafe.checkpoint.strict_json import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
 from spotsafe.tensors import kinds
-from spotsafe.tensors.context import Capturing, Restoring
+from spotsafe.tensors.context import Capturing, Known, Restoring, nothing_known
 from spotsafe.tensors.frozen import address_of, frozen_names
 from spotsafe.tensors.kept import KeptState
+from spotsafe.tensors.kept_capture import KeptCapture
 from spotsafe.tensors.marks import PlainMark, PlainWatch
 from spotsafe.tensors.optimizers import is_optimizer, parameters_of, restore_group_options
 from spotsafe.tensors.owners import Names, find_names, track_line
@@ -53,6 +54,7 @@ class Tracker:
         self._warned: set[str] = set()
         self._watch = VersionWatch()
         self._plain_watch = PlainWatch()
+        self._last = KeptCapture()
         self.skipped: list[str] = []
 
     # -- what is tracked ---------------------------------------------------------------------------------------
@@ -153,9 +155,11 @@ class Tracker:
         self._watch.forget()
         self._plain_watch.forget()
         with collection_paused():
-            names = self._names()
+            self._last.begin()
+            names = self._last.names(self._parts(), self._names)
             self._refuse_unowned(names)
-            captured = self._capture(names, session, self._objects)
+            captured = self._capture(names, session, self._objects, known=self._last.module)
+            captured = replace(captured, tensors=self._last.end(captured.tensors))
             return replace(captured, frozen=self._frozen_in(captured, names))
 
     def encode(self, values: Mapping[str, object]) -> Json:
@@ -170,10 +174,14 @@ class Tracker:
         return [tree, [as_bytes(copy.contiguous()).numpy().tobytes() for copy in copies]]
 
     def _capture(
-        self, names: Names, session: Mapping[str, object] | None, objects: Mapping[str, Any]
+        self,
+        names: Names,
+        session: Mapping[str, object] | None,
+        objects: Mapping[str, Any],
+        known: Known = nothing_known,
     ) -> Capture:
         collector = Collector()
-        capturing = Capturing(collector=collector, names=names.of, warn=self._warn_once)
+        capturing = Capturing(collector=collector, names=names.of, warn=self._warn_once, known=known)
         # Optimizers last: a tensor that is also elsewhere is called after its owner.
         order = sorted(objects, key=lambda name: is_optimizer(objects[name]))
         state = {name: kinds.capture(objects[name], name, capturing) for name in order}

@@ -33,6 +33,14 @@ MAX_BYTES = 1 << 28
 """What an index may have at most, in bytes. A reader needs some twenty times as much memory, if it is made for that."""
 
 
+class KeptTree(dict[str, Any]):
+    """The tree of one tracked object, whose bytes are kept: if the very same comes again, they are not made again.
+
+    So nothing in it may be changed once it is made. It holds nothing but text, whole numbers of less than 64 bits,
+    and dicts with text as keys and lists of these, and no more than a few of them inside each other.
+    """
+
+
 @dataclass(slots=True)
 class EncodedIndex:
     """What the last index of a row of saves was, and its bytes: what is the same in the next is not done again."""

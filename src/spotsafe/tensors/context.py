@@ -6,9 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import Collector, Json, Spec, dtype_name, spec_of
+
+Known = Callable[[nn.Module, str, Collector], Json | None]
+"""The tree of a module that need not be captured in full, whose tensors the collector then has; else None."""
+
+
+def nothing_known(_module: nn.Module, _path: str, _collector: Collector) -> None:
+    """Every module is captured in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +27,7 @@ class Capturing:
     names: Mapping[int, str]
     """`id` of each parameter that a tracked object holds -> its name."""
     warn: Callable[[str], None]
+    known: Known = nothing_known
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, NoReturn
@@ -35,7 +35,7 @@ COMPRESSED: Mapping[torch.layout, tuple[str, str]] = {
     torch.sparse_bsr: ("crow_indices", "col_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
-_STORABLE = frozenset(
+STORABLE = frozenset(
     dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtypes.find(str(dtype)[6:])
 )
 _ROLE_ORDER = {"other": 0, "buffer": 1, "moment": 2, "parameter": 3}
@@ -73,6 +73,11 @@ class SavedState:
 
     state: Mapping[str, Json]
     tensors: Mapping[str, torch.Tensor] = field(repr=False)
+
+
+def outranks(role: str, other: str) -> bool:
+    """Which of two roles a tensor has that is met in both."""
+    return _ROLE_ORDER[role] > _ROLE_ORDER[other]
 
 
 @functools.cache
@@ -127,6 +132,24 @@ class Collector:
     def tensors(self) -> tuple[NamedTensor, ...]:
         """All that was gathered, in the order of the first sight."""
         return tuple(self._tensors)
+
+    def adopt(
+        self, tensors: Sequence[NamedTensor], names: AbstractSet[str], places: Mapping[int, int]
+    ) -> bool:
+        """Take over what was gathered elsewhere, as if it had been gathered here; false if that is not the same.
+
+        Args:
+            tensors: each once, at addresses of its own.
+            names: theirs.
+            places: address -> place in `tensors`.
+        """
+        if not self._taken.isdisjoint(names) or not self._first_at.keys().isdisjoint(places.keys()):
+            return False
+        base = len(self._tensors)
+        self._tensors += tensors
+        self._taken |= names
+        self._first_at.update({address: base + at for address, at in places.items()} if base else places)
+        return True
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The name of a tensor that was gathered, or of one that is the same memory; None if there is none."""
@@ -200,7 +223,7 @@ class Collector:
         return {name: self.tensor(part, f"{path}.{name}", role=role) for name, part in parts.items()}
 
     def _strided(self, tensor: torch.Tensor, path: str, role: str) -> Json:
-        if tensor.dtype not in _STORABLE:
+        if tensor.dtype not in STORABLE:
             dtypes.require(dtype_name(tensor.dtype), path=path)
         index = self._place_of(tensor)
         if index is None:
@@ -231,7 +254,7 @@ class Collector:
 
     def _see_again(self, index: int, role: str) -> str:
         seen = self._tensors[index]
-        if _ROLE_ORDER[role] > _ROLE_ORDER[seen.role]:
+        if outranks(role, seen.role):
             self._tensors[index] = NamedTensor(name=seen.name, tensor=seen.tensor, role=role)
         return seen.name
 
