@@ -13,6 +13,7 @@ import torch
 from spotsafe import events as ev, human
 from spotsafe.activity import Activity
 from spotsafe.attempt import Attempt
+from spotsafe.checkpoint.candidates import Decoded
 from spotsafe.checkpoint.catalog import refuse_parent
 from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.errors import RestartLoop
@@ -63,15 +64,21 @@ def begin_attempt(setting: Setting) -> Attempt:
     options, fanout = setting.options, setting.fanout
     entered_at = options.clock.monotonic()
     emit = once(fanout.emit)
+    decoded: Decoded = {}  # the newest index is read before the claim and after it, and mostly is the same
     refuse_parent(setting.store)
     with ExitStack() as stack:
         watch = _start_watch(options, fanout, stack)
         claimed = claim_attempt(
-            setting.store, options=options, identity=setting.identity, tracker=setting.tracker, emit=emit
+            setting.store,
+            options=options,
+            identity=setting.identity,
+            tracker=setting.tracker,
+            emit=emit,
+            decoded=decoded,
         )
         progress = _Progress(claimed.furthest_step)
         _start_ledger(setting, claimed, progress, stack)
-        opened = load_newest(setting.store, claimed, emit=emit)
+        opened = load_newest(setting.store, claimed, emit=emit, decoded=decoded)
         initialized = _initialize(setting, opened, emit=emit)
         state = _restore(setting, opened, emit=emit)
         progress.positions = state.positions

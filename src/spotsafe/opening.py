@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt, read_branch
 from spotsafe.checkpoint.branch import Branch
-from spotsafe.checkpoint.candidates import Candidate, Listing, look
+from spotsafe.checkpoint.candidates import Candidate, Decoded, Listing, look
 from spotsafe.checkpoint.catalog import check_history
 from spotsafe.checkpoint.claim import claim, is_exclusive
 from spotsafe.errors import (
@@ -76,8 +76,17 @@ def claim_attempt(
     identity: Identity,
     tracker: Tracker,
     emit: Callable[[Event], None],
+    decoded: Decoded | None = None,
 ) -> Claimed:
     """Look, refuse whatever can be refused, and claim the next attempt of the run.
+
+    Args:
+        store: the run.
+        options: of the session.
+        identity: who this process is.
+        tracker: what is tracked.
+        emit: told what happens.
+        decoded: for `load_newest`, which mostly reads the same index again.
 
     Raises:
         StorageError: the store could not say what is there. Never taken for "nothing".
@@ -96,7 +105,7 @@ def claim_attempt(
     listing, choice = _look_and(find, store)
     _check_resume(store, options, choice)
     if choice is not None:
-        _check_shapes(store, choice.candidate, tracker)
+        _check_shapes(store, choice.candidate, tracker, decoded)
     elif options.init_from is not None:
         check_initial_values(options.init_from, tracker=tracker)
     occupancy = Occupancy(store, identity=identity, clock=options.clock, emit=emit)
@@ -127,7 +136,12 @@ def claim_attempt(
 
 
 def load_newest(
-    store: Store, claimed: Claimed, *, emit: Callable[[Event], None], threads: int = THREADS
+    store: Store,
+    claimed: Claimed,
+    *,
+    emit: Callable[[Event], None],
+    threads: int = THREADS,
+    decoded: Decoded | None = None,
 ) -> Opened:
     """Choose again, now that the claim keeps older attempts from deleting, and read it whole.
 
@@ -136,6 +150,7 @@ def load_newest(
         claimed: from `claim_attempt`.
         emit: told what happens.
         threads: blocks read at the same time, as for `load_chosen`.
+        decoded: as `claim_attempt` left it.
 
     Raises:
         RestartLoop: this start should not go on. It is on record by now, so that a person who starts again
@@ -162,7 +177,9 @@ def load_newest(
         if choice is None:
             return Opened(claimed=claimed, choice=None, loaded=None)
         try:
-            loaded = load_chosen(store, choice, emit=emit, unusable=unusable, threads=threads)
+            loaded = load_chosen(
+                store, choice, emit=emit, unusable=unusable, threads=threads, decoded=decoded
+            )
         except StorageNotFound:
             vanished += 1  # an older attempt's retention took it away meanwhile: list and choose again
             continue
@@ -226,10 +243,10 @@ def _check_resume(store: Store, options: Options, choice: Choice | None) -> None
         )
 
 
-def _check_shapes(store: Store, candidate: Candidate, tracker: Tracker) -> None:
+def _check_shapes(store: Store, candidate: Candidate, tracker: Tracker, decoded: Decoded | None) -> None:
     """Names and shapes against the newest usable checkpoint, before anything is claimed."""
     try:
-        description = read_description(store, candidate)
+        description = read_description(store, candidate, decoded=decoded)
     except (DamagedCheckpoint, StorageNotFound):
         return  # found out again, and walked back from, when it is read as a whole
     problems = tracker.check(tensors=description.tensors, state=description.state)

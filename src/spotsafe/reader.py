@@ -19,7 +19,14 @@ import torch
 from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.blocks import Block, block_of, check_size, finish, read_block
 from spotsafe.checkpoint.branch import Branch, gone_back_to
-from spotsafe.checkpoint.candidates import Candidate, Listing, candidates, read_candidate, read_index
+from spotsafe.checkpoint.candidates import (
+    Candidate,
+    Decoded,
+    Listing,
+    candidates,
+    read_candidate,
+    read_index,
+)
 from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, tiling_problem
 from spotsafe.checkpoint.layout import CheckpointName, is_frozen_file
 from spotsafe.checkpoint.manifest import Manifest
@@ -225,6 +232,7 @@ def load_chosen(
     emit: Emit,
     unusable: MutableMapping[str, str],
     threads: int = THREADS,
+    decoded: Decoded | None = None,
 ) -> Loaded | None:
     """Read the chosen checkpoint; if it cannot be used, note why and return None: choose again.
 
@@ -234,6 +242,7 @@ def load_chosen(
         emit: told about the beginning and the end.
         unusable: receives name and reason.
         threads: blocks at the same time; with 1 the caller's own thread reads, in a fixed order.
+        decoded: of indexes that were read before, as for `read_index`.
 
     Raises:
         StorageNotFound: a file is gone, and so is the checkpoint: look again and choose again.
@@ -242,7 +251,7 @@ def load_chosen(
         NotEnoughMemory: it does not fit into memory.
     """
     try:
-        return load_verified(store, choice.candidate, emit=emit, threads=threads)
+        return load_verified(store, choice.candidate, emit=emit, threads=threads, decoded=decoded)
     except DamagedCheckpoint as error:
         unusable[choice.name] = str(error)
     except StorageNotFound as error:
@@ -255,23 +264,40 @@ def load_chosen(
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
-def read_description(store: Store, candidate: Candidate) -> Description:
+def read_description(store: Store, candidate: Candidate, *, decoded: Decoded | None = None) -> Description:
     """What a checkpoint holds, from its indexes.
+
+    Args:
+        store: the run.
+        candidate: the checkpoint.
+        decoded: of indexes that were read before, as for `read_index`.
 
     Raises:
         DamagedCheckpoint: an index is not what was published.
         StorageError: one could not be read.
     """
-    indexes = _read_indexes(store, candidate)
+    indexes = _read_indexes(store, candidate, decoded)
     with collection_paused():
         tensors = {entry.name: (entry.dtype, entry.shape) for index in indexes for entry in index.tensors}
     return Description(tensors=MappingProxyType(tensors), state=_state(indexes), session=indexes[0].session)
 
 
 def load_verified(
-    store: Store, candidate: Candidate, *, emit: Emit | None = None, threads: int = THREADS
+    store: Store,
+    candidate: Candidate,
+    *,
+    emit: Emit | None = None,
+    threads: int = THREADS,
+    decoded: Decoded | None = None,
 ) -> Loaded:
     """Read a whole checkpoint into memory and compare every block with its digest.
+
+    Args:
+        store: the run.
+        candidate: the checkpoint.
+        emit: told about the beginning and the end.
+        threads: as for `load_chosen`.
+        decoded: of indexes that were read before, as for `read_index`.
 
     Raises:
         DamagedCheckpoint: bytes differ from what was published, also at a second read.
@@ -282,7 +308,7 @@ def load_verified(
     assert candidate.manifest is not None
     name, manifest, started = candidate.name, candidate.manifest, time.monotonic()
     _tell(emit, RestoreStarted(checkpoint=str(name), total_bytes=manifest.needed_bytes))
-    indexes = _read_indexes(store, candidate)
+    indexes = _read_indexes(store, candidate, decoded)
     files: dict[str, torch.Tensor] = {}
     with _pool(threads) as pool:
         # Sizes come first: nobody makes room for what an index claims before it is known to be there.
@@ -308,10 +334,10 @@ def _tell(emit: Emit | None, event: Event) -> None:
         emit(event)
 
 
-def _read_indexes(store: Store, candidate: Candidate) -> list[Index]:
+def _read_indexes(store: Store, candidate: Candidate, decoded: Decoded | None) -> list[Index]:
     assert candidate.manifest is not None
     parts = sorted(candidate.manifest.parts, key=lambda part: part.rank)
-    indexes = [read_index(store, candidate, part) for part in parts]
+    indexes = [read_index(store, candidate, part, decoded=decoded) for part in parts]
     with collection_paused():
         problem = tiling_problem(indexes) if indexes else "it lists no index"
     if problem is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from spotsafe.checkpoint import sealed
 from spotsafe.checkpoint.candidates import (
+    Decoded,
     by_folder,
     candidates,
     look,
@@ -18,6 +19,7 @@ from spotsafe.checkpoint.candidates import (
     read_index,
     read_many,
 )
+from spotsafe.checkpoint.index import Index
 from spotsafe.checkpoint.layout import CheckpointName, data_file, frozen_file, index_file
 from spotsafe.checkpoint.manifest import MAX_BYTES, Marker, Reference, encode_marker
 from spotsafe.errors import (
@@ -216,6 +218,25 @@ def test_index_is_compared_with_the_manifest() -> None:
     del store.objects[path]
     with pytest.raises(StorageNotFound):
         read_index(store, candidate, part)
+
+
+def test_an_index_that_is_read_twice_is_decoded_once() -> None:
+    """But read and compared each time: what became of its bytes meanwhile is seen. Others are not taken for it."""
+    store, (old, new) = run_with(1, 2)
+    decoded: Decoded = {}
+
+    def read(name: CheckpointName) -> Index:
+        candidate = read_candidate(store, name)
+        assert candidate.manifest is not None
+        return read_index(store, candidate, candidate.manifest.parts[0], decoded=decoded)
+
+    first = read(new)
+    assert read(new) is first
+    assert read(old) is not first
+    assert (read(old).session, first.session) == ({"step": 1}, {"step": 2})
+    store.objects[new.file(index_file(0))] = store.objects[old.file(index_file(0))]
+    with pytest.raises(DamagedCheckpoint, match=index_file(0)):
+        read(new)
 
 
 def test_what_a_listing_shows_to_be_missing() -> None:

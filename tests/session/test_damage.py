@@ -13,7 +13,7 @@ import pytest
 
 import spotsafe
 from spotsafe import events as ev
-from spotsafe.checkpoint import sealed
+from spotsafe.checkpoint import index, sealed
 from spotsafe.checkpoint.layout import CheckpointName, attempt_record, data_file, index_file
 from spotsafe.testing.faults import TearingStore
 from spotsafe.testing.memory import MemoryStore
@@ -387,3 +387,23 @@ def test_names_that_are_not_ours_are_left_alone() -> None:
     program = trained(store, until=8, save_every=1, keep=1)
     assert program.seen[0][0] == newer.step
     assert {path: store.objects.get(path) for path in strays} == strays
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_index_is_read_before_the_claim_and_after_it_and_decoded_once(
+    monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    """If it is damaged in between, that is seen, and walked back from."""
+    store, older, newer = run_of_two()
+    decoded: list[str] = []
+
+    def decode(data: bytes, *, checkpoint: str, **options: Any) -> index.Index:
+        decoded.append(checkpoint)
+        if damaged and len(decoded) == 1:
+            store.objects[newer.file(index_file(0))] += b" "
+        return whole(data, checkpoint=checkpoint, **options)
+
+    whole = index.decode_index
+    monkeypatch.setattr(index, "decode_index", decode)
+    trained(store, 6)
+    assert decoded == ([str(newer), str(older)] if damaged else [str(newer)])

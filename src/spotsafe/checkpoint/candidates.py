@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from spotsafe.checkpoint import manifest as manifest_format
 from spotsafe.checkpoint.branch import Branch, gone_back_to, on_branch
@@ -38,6 +38,8 @@ from spotsafe.storage.store import Entry, Store
 if TYPE_CHECKING:
     from spotsafe.checkpoint.index import Index
 
+Decoded: TypeAlias = "dict[tuple[str, bool], Index]"
+"""What bytes of an index mean, by their SHA-256 and whether they must be complete: for who reads one twice."""
 _READERS = 8
 """Manifests read at the same time; a remote store answers each in some tens of milliseconds."""
 
@@ -186,8 +188,14 @@ def read_many(store: Store, names: Iterable[CheckpointName]) -> list[Candidate]:
         return list(pool.map(lambda name: read_candidate(store, name), wanted))
 
 
-def read_index(store: Store, candidate: Candidate, part: Part) -> Index:
+def read_index(store: Store, candidate: Candidate, part: Part, *, decoded: Decoded | None = None) -> Index:
     """One rank's index, compared with the manifest. Damage is believed after a second read.
+
+    Args:
+        store: the run.
+        candidate: the checkpoint.
+        part: the rank's, from its manifest.
+        decoded: what was decoded before, and what is decoded now. The file is read and compared all the same.
 
     Raises:
         StorageError: it could not be read; `StorageNotFound` if it is gone.
@@ -197,9 +205,9 @@ def read_index(store: Store, candidate: Candidate, part: Part) -> Index:
     """
     with room_for(f"{candidate.name}/{part.file}"):
         try:
-            return _read_index_once(store, candidate, part)
+            return _read_index_once(store, candidate, part, decoded)
         except DamagedCheckpoint:
-            return _read_index_once(store, candidate, part)
+            return _read_index_once(store, candidate, part, decoded)
 
 
 def missing_from(manifest: Manifest, folders: Mapping[CheckpointName, Mapping[str, int]]) -> str:
@@ -256,7 +264,7 @@ def _read_once(store: Store, name: CheckpointName) -> Candidate:
     return Candidate(name=name, manifest=decoded)
 
 
-def _read_index_once(store: Store, candidate: Candidate, part: Part) -> Index:
+def _read_index_once(store: Store, candidate: Candidate, part: Part, decoded: Decoded | None) -> Index:
     # It brings numpy, a tenth of a second that a mere listing should not pay.
     from spotsafe.checkpoint.index import MAX_BYTES, decode_index  # noqa: PLC0415 - listing runs needs no index
 
@@ -273,7 +281,11 @@ def _read_index_once(store: Store, candidate: Candidate, part: Part) -> Index:
             checkpoint=str(name), file=part.file, reason="its SHA-256 is not the published one"
         )
     alone = candidate.manifest is None or len(candidate.manifest.parts) == 1
-    index = decode_index(data, checkpoint=str(name), file=part.file, complete=alone)
+    index = None if decoded is None else decoded.get((part.sha256, alone))
+    if index is None:
+        index = decode_index(data, checkpoint=str(name), file=part.file, complete=alone)
+        if decoded is not None:
+            decoded[part.sha256, alone] = index
     if candidate.manifest is not None:
         known = {(one.checkpoint, one.file, one.size) for one in candidate.manifest.references}
         for file in index.files:
