@@ -19,6 +19,7 @@ from spotsafe.checkpoint.index import (
     EncodedIndex,
     FileEntry,
     Index,
+    KeptTree,
     Slice,
     TensorEntry,
     decode_index,
@@ -26,6 +27,7 @@ from spotsafe.checkpoint.index import (
     tiling_problem,
 )
 from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.checkpoint.strict_json import MAX_DEPTH
 from spotsafe.errors import DamagedCheckpoint, UnsupportedFormat
 
 FILE = "data-00000-000.safetensors"
@@ -488,3 +490,45 @@ def test_a_row_of_saves_gives_the_same_bytes_as_each_alone() -> None:
             with pytest.raises(ValueError, match="'w' that is not listed"):
                 encode_index(smaller, last=last)
         assert encode_index(index, last=last) == encode_index(index)
+
+
+def test_a_tree_that_is_kept_gives_the_bytes_of_a_plain_one() -> None:
+    """Whether its bytes are kept or made; what it refers to must be there each time the tensors are others."""
+    last, first = EncodedIndex(), example()
+    tree = {
+        "kind": "module",
+        "state": {'é"\n\\': {"$": "tensor", "name": "w"}},
+        "metadata": {"": {"version": 1}},
+    }
+    plain = dataclasses.replace(first, state={"model": tree, "a\x7f": {"n": [1.5, None]}})
+    kept = dataclasses.replace(plain, state={**plain.state, "model": KeptTree(tree)})
+    for index in (kept, kept, plain, kept):
+        assert encode_index(index, last=last) == encode_index(plain)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="'w' that is not listed"):
+                encode_index(dataclasses.replace(index, tensors=first.tensors[1:]), last=last)
+
+
+def test_a_plain_tree_may_change() -> None:
+    """Only what says so is taken for the same because it is the same object."""
+    last, tree = EncodedIndex(), {"n": 1}
+    index = dataclasses.replace(example(), state={"model": tree})
+    encode_index(index, last=last)
+    tree["n"] = 2
+    assert encode_index(index, last=last) == encode_index(index)
+
+
+def test_state_is_as_deep_as_a_document_may_be() -> None:
+    """No deeper, counted from the names of what is tracked on."""
+    tree: Any = 1
+    for _ in range(MAX_DEPTH - 1):
+        tree = [tree]
+    encode_index(dataclasses.replace(example(), state={"deep": tree}))
+    with pytest.raises(ValueError, match="nested deeper"):
+        encode_index(dataclasses.replace(example(), state={"deep": [tree]}))
+
+
+def test_names_of_state_are_text() -> None:
+    """Nothing else is a key of JSON."""
+    with pytest.raises(TypeError, match="text"):
+        encode_index(dataclasses.replace(example(), state={1: {}}))  # type: ignore[dict-item] # the mistake under test

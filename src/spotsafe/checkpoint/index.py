@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,14 @@ class KeptTree(dict[str, Any]):
     """
 
 
+class _EncodedTree(NamedTuple):
+    """The bytes of one tree of the state."""
+
+    data: bytes
+    tree: KeptTree | None
+    """What they are made of, if that is never changed."""
+
+
 @dataclass(slots=True)
 class EncodedIndex:
     """What the last index of a row of saves was, and its bytes: what is the same in the next is not done again."""
@@ -49,7 +57,8 @@ class EncodedIndex:
     sizes: Mapping[str, int] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
     tensors_json: bytes = b""
-    state_json: bytes = b""
+    trees: Mapping[str, _EncodedTree] = field(default_factory=dict)
+    """By tracked name; what their references say was looked up in `names`."""
 
 
 def encode_index(index: Index, *, last: EncodedIndex | None = None) -> bytes:
@@ -67,10 +76,7 @@ def encode_index(index: Index, *, last: EncodedIndex | None = None) -> bytes:
     last = EncodedIndex() if last is None else last
     check_files(index)
     _encode_tensors(index, last)
-    state = strict_json.dump(dict(index.state), known=last.state_json)
-    if state != last.state_json:
-        check_references([index.state], known=last.names)
-        last.state_json = state
+    state = _encode_state(index, last)
     check_references([index.session], known=last.names)
     members = {
         **members_of_version(references=_refers(index)),
@@ -103,7 +109,31 @@ def _encode_tensors(index: Index, last: EncodedIndex) -> None:
     names = frozenset(tensor.name for tensor in index.tensors)
     # All at once, after all that can fail. The state's references are to be looked up among the new names.
     last.tensors, last.sizes, last.names = index.tensors, sizes, names
-    last.tensors_json, last.state_json = encoded, b""
+    last.tensors_json, last.trees = encoded, {}
+
+
+def _encode_state(index: Index, last: EncodedIndex) -> bytes:
+    """The JSON of the state, tree by tree: what is the same object, or gives the same bytes, is not judged again."""
+    if not all(type(name) is str for name in index.state):
+        raise TypeError("names of tracked objects are text")
+    trees = {name: _encode_tree(tree, last.trees.get(name)) for name, tree in index.state.items()}
+    changed = [index.state[name] for name, one in trees.items() if one is not last.trees.get(name)]
+    check_references(changed, known=last.names)
+    last.trees = trees
+    members = (strict_json.dump(name) + b":" + one.data for name, one in trees.items())
+    return b"{" + b",".join(members) + b"}"
+
+
+def _encode_tree(tree: Any, last: _EncodedTree | None) -> _EncodedTree:
+    if isinstance(tree, KeptTree):
+        if last is not None and last.tree is tree:
+            return last
+        return _EncodedTree(
+            msgspec.json.encode(tree), tree
+        )  # of such values it writes what `strict_json` does
+    known = b"" if last is None else last.data
+    data = strict_json.dump(tree, known=known, around=1)
+    return last if last is not None and last.tree is None and data == known else _EncodedTree(data, None)
 
 
 def _file_members(entry: FileEntry) -> dict[str, Any]:
@@ -191,6 +221,7 @@ __all__ = [
     "EncodedIndex",
     "FileEntry",
     "Index",
+    "KeptTree",
     "Slice",
     "TensorEntry",
     "decode_index",

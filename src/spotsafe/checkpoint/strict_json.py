@@ -29,19 +29,20 @@ _FLOATS = 1 << 16
 _NOT_NESTING = bytes(set(range(256)) - set(b'[]{}"'))
 
 
-def dump(value: object, *, known: bytes = b"") -> bytes:
+def dump(value: object, *, known: bytes = b"", around: int = 0) -> bytes:
     """The JSON of `value` without spaces, as UTF-8; members keep their order.
 
     Args:
         value: what JSON has a form for.
         known: what an earlier dump gave. If this gives the same, its depth is not looked at again.
+        around: arrays and objects that it goes into, which count as depth.
 
     Raises:
         ValueError: a NaN or infinity, a lone surrogate, a cycle, too deep a nesting.
         TypeError: a value that JSON has no form for.
     """
     data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    if data != known and _depth(data) > MAX_DEPTH:
+    if data != known and _depth(data) > MAX_DEPTH - around:
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
     return data
 
