@@ -46,6 +46,7 @@ class Tracker:
         self._strict, self._options, self._warn = strict, frozenset(options), warn
         self._objects: dict[str, Any] = {}
         self._saved: SavedState | None = None
+        self._saved_specs: Mapping[str, Spec] = {}
         self._restored: set[str] = set()
         self._loaded: set[str] = set()
         self._arrived = False
@@ -312,7 +313,8 @@ class Tracker:
             itself.
         """
         self._saved, self._restored, self._as_restored = saved, set(), {}
-        self._refuse(self.check(tensors=_specs(saved), state=saved.state))
+        self._saved_specs = _specs(saved)
+        self._refuse(self.check(tensors=self._saved_specs, state=saved.state))
         names = self._names()
         for name in self._objects:
             self._restore_one(name, names)
@@ -367,7 +369,7 @@ class Tracker:
     def _restore_late(self, name: str) -> None:
         """Restore an object that was tracked after the restore, and optimizers that waited for its parameters."""
         assert self._saved is not None
-        names, specs = self._names(), _specs(self._saved)
+        names, specs = self._names(), self._saved_specs
         waiting = [one for one in self._objects if one not in self._restored]
         self._refuse(
             [problem for one in waiting for problem in self._problems(one, names, specs, self._saved.state)]
@@ -388,7 +390,7 @@ class Tracker:
             if name not in self._new:
                 self.skipped.append(f"{name}: tracked, not in the checkpoint")
             return
-        restoring = self._restoring(names, _specs(self._saved), Source(self._saved.tensors))
+        restoring = self._restoring(names, self._saved_specs, Source(self._saved.tensors))
         kinds.restore(self._objects[name], self._saved.state[name], name, restoring)
         self._loaded.add(name)
 
@@ -410,7 +412,7 @@ class Tracker:
         for name in self._restored & self._saved.state.keys():
             for at, part, saved in kinds.saved_parts(self._objects[name], self._saved.state[name], name):
                 if part is optimizer:
-                    restoring = self._restoring(names, _specs(self._saved), Source(self._saved.tensors))
+                    restoring = self._restoring(names, self._saved_specs, Source(self._saved.tensors))
                     restore_group_options(part, saved, at, restoring)
 
     def _restoring(self, names: Names, specs: Mapping[str, Spec], source: Source) -> Restoring:
@@ -464,7 +466,7 @@ class Tracker:
 
     def release(self) -> None:
         """Free what the checkpoint held; objects that are tracked from now on are not restored."""
-        self._saved = None
+        self._saved, self._saved_specs = None, {}
 
     def _refuse(self, problems: Sequence[str]) -> None:
         if problems:
