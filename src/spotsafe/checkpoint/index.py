@@ -172,7 +172,7 @@ def decode_index(data: bytes, *, checkpoint: str, file: str, complete: bool = Tr
             check_index(index, complete=complete)
     except UnsupportedFormat:
         raise
-    except ValueError as error:  # msgspec.ValidationError is one
+    except (ValueError, msgspec.ValidationError) as error:  # in old msgspec the one is not the other
         raise DamagedCheckpoint(checkpoint=checkpoint, file=file, reason=str(error)) from error
     return index
 

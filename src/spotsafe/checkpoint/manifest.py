@@ -193,7 +193,7 @@ def decode(data: bytes, *, expected: CheckpointName) -> Manifest | Marker:
         marker = _marker(members)
     except UnsupportedFormat:
         raise
-    except ValueError as error:  # msgspec.ValidationError is one
+    except (ValueError, msgspec.ValidationError) as error:  # in old msgspec the one is not the other
         raise DamagedCheckpoint(checkpoint=str(expected), file=MANIFEST, reason=str(error)) from error
     if marker.state not in MARKER_STATES:
         raise unsupported([f"state {marker.state}"], file=expected.manifest, checkpoint=str(expected))

@@ -230,7 +230,7 @@ def _decode(data: bytes, *, file: str) -> Pin:
         manifest_format.decode(base64.b64decode(pin.manifest, validate=True), expected=name)
     except UnsupportedFormat:
         raise
-    except ValueError as error:
+    except (ValueError, msgspec.ValidationError) as error:
         _refuse(file, str(error))
     return pin
 
