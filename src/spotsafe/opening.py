@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt, read_branch
+from spotsafe.checkpoint.attempts import AttemptRecord, read_attempt, read_branch, read_run
 from spotsafe.checkpoint.branch import Branch
 from spotsafe.checkpoint.candidates import Candidate, Decoded, Listing, look
 from spotsafe.checkpoint.catalog import check_history
@@ -98,8 +98,8 @@ def claim_attempt(
     """
 
     def find(listing: Listing) -> Choice | None:
-        first = _records(store, [one for one in listing.attempts[:1] if one == 1], emit=emit)
-        run, branch = first[0].run if first else None, read_branch(store, listing)
+        run = _run(store, listing, emit=emit) if 1 in listing.attempts else None
+        branch = read_branch(store, listing)
         return _choose(store, listing, run=run, branch=branch, emit=emit, unusable={})
 
     listing, choice = _look_and(find, store)
@@ -285,6 +285,17 @@ def _restart_loop(
     limits = options.restart_limits
     records = _records(store, listing.attempts[-(limits.starts_per_hour + 1) :], emit=emit)
     return restart_loop([*past_attempts(store, records, limits=limits), starting], limits=limits)
+
+
+def _run(store: Store, listing: Listing, *, emit: Callable[[Event], None]) -> str | None:
+    """The run's id as far as it can be read; without it, what the checkpoints say stands."""
+    try:
+        return read_run(store, listing)
+    except StorageNotFound:
+        return None
+    except DamagedCheckpoint as error:
+        emit(Warned(message=f"{error}; this attempt is left out of account"))
+        return None
 
 
 def _records(store: Store, attempts: Sequence[int], *, emit: Callable[[Event], None]) -> list[AttemptRecord]:

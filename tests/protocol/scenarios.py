@@ -144,14 +144,9 @@ def one_after_the_other() -> Scenario:
             "c": attempt_alone(Plan(saves=2)),
         },
         after={"b": "a", "c": "b"},
-        rules=ProtocolRules(),
+        rules=ProtocolRules(following=attempt_alone),
         objects=history(Plan(saves=2)),
-        # A listing that does not show an attempt would make the next one overwrite its record.
-        faults={
-            fate: times
-            for fate, times in (FAULTS | {"kill-late": 2, "late": 4, "fail": 4}).items()
-            if fate != "stale"
-        },
+        faults=_without_stale(FAULTS | LATER),
     )
 
 
@@ -167,6 +162,39 @@ def two_jobs() -> Scenario:
         rules=ProtocolRules(),
         faults=FAULTS,
     )
+
+
+def taking_over() -> Scenario:
+    """A job whose folder another one takes over while both live, and gets back; all go on until they find out."""
+    return Scenario(
+        bodies={
+            "a": attempt_of("one", Plan(saves=3, frozen=1)),
+            "b": attempt_of("other", Plan(saves=2, frozen=1), takeover=True),
+            "c": attempt_of("one", Plan(saves=2), takeover=True),
+        },
+        beats=hearts,
+        rules=ProtocolRules(takers=frozenset({"b", "c"})),
+        objects=history(Plan(saves=2, frozen=1)),
+        faults=FAULTS,
+    )
+
+
+def one_after_the_other_from_nothing() -> Scenario:
+    """Three attempts on a store that ignores conditions, in an empty folder: a late claim may take the first number."""
+    return Scenario(
+        bodies={
+            "a": attempt_alone(Plan(saves=2)),
+            "b": attempt_alone(Plan(saves=2)),
+            "c": attempt_alone(Plan(saves=2)),
+        },
+        after={"b": "a", "c": "b"},
+        rules=ProtocolRules(following=attempt_alone),
+        faults=_without_stale(FAULTS | LATER),
+    )
+
+
+def _without_stale(faults: Mapping[str, int]) -> dict[str, int]:
+    return {fate: times for fate, times in faults.items() if fate != "stale"}
 
 
 def one_reader(step: int = 2, *, before: int = 3, saves: int = 2) -> Scenario:

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from spotsafe import opening, reader
-from spotsafe.checkpoint import candidates, catalog, claim as claims, cleaning, gc, pins, publish, rollback
+from spotsafe.checkpoint import (
+    attempts,
+    candidates,
+    catalog,
+    claim as claims,
+    cleaning,
+    gc,
+    pins,
+    publish,
+    rollback,
+)
 from spotsafe.checkpoint.attempts import read_attempt, read_branch
 from spotsafe.checkpoint.candidates import Candidate
 from spotsafe.checkpoint.manifest import ABANDONED, RETIRED, Marker, encode_marker
@@ -26,6 +36,7 @@ from spotsafe.errors import (
 from spotsafe.ledger import occupancy
 from spotsafe.policy import retention
 from spotsafe.storage.wrapping import WrappingStore
+from spotsafe.testing import protocol
 from spotsafe.writer import lending, tidying, upload
 
 Patch = pytest.MonkeyPatch
@@ -323,6 +334,19 @@ def whoever_was_there_is_there(patch: Patch) -> None:
     patch.setattr(
         occupancy, "in_use", lambda who, *, identity, **_: who is not None and who.job != identity.job
     )
+
+
+def nobody_takes_over(patch: Patch) -> None:
+    real = protocol.claim_attempt
+
+    def claim_attempt(store: Any, *, options: Any, **rest: Any) -> Any:
+        return real(store, options=dataclasses.replace(options, takeover=False), **rest)
+
+    patch.setattr(protocol, "claim_attempt", claim_attempt)
+
+
+def the_first_record_has_the_last_word(patch: Patch) -> None:
+    patch.setattr(attempts, "_marked_run", lambda *_: None)
 
 
 def believe_the_store(patch: Patch) -> None:

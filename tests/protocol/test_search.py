@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from spotsafe.testing.interleavings import every_interleaving
-from spotsafe.testing.schedules import Scenario, search
+from spotsafe.testing.schedules import Scenario, replay, search
 from tests import proof
 from tests.protocol import scenarios
 from tests.protocol.many import make_pool, search_many
 from tests.protocol.remembered import remembered
 
 SHARES = {
-    "from_nothing": 25,
+    "from_nothing": 19,
     "ill_from_birth": 14,
     "ailing": 9,
     "with_a_past": 10,
@@ -26,7 +26,9 @@ SHARES = {
     "going_back_and_forth": 5,
     "readers": 7,
     "two_jobs": 6,
+    "taking_over": 3,
     "one_after_the_other": 4,
+    "one_after_the_other_from_nothing": 3,
 }
 """Of a hundred schedules; those of the longer scenarios take longer."""
 CI = 10_000
@@ -58,6 +60,13 @@ def test_a_few_random_schedules(name: str) -> None:
 def test_the_shares_are_all() -> None:
     """No scenario is left out by a sum that is not a hundred."""
     assert sum(SHARES.values()) == 100
+
+
+def test_a_late_first_claim_does_not_change_whose_checkpoints_these_are() -> None:
+    """A claim of attempt 1 lands over another one's record, which published, and the next start goes on from it."""
+    scenario = scenarios.one_after_the_other_from_nothing()
+    claimed, published = ["a", "a", "a kill-late", *["b"] * 16], ["land"]
+    replay(scenario, [*claimed, *published, *["b"] * 40, *["c"] * 100])
 
 
 @pytest.mark.slow

@@ -13,13 +13,15 @@ import msgspec
 from spotsafe.checkpoint import sealed
 from spotsafe.checkpoint.branch import Branch, until
 from spotsafe.checkpoint.candidates import Listing
-from spotsafe.checkpoint.layout import ATTEMPTS, CheckpointName, attempt_record
+from spotsafe.checkpoint.layout import ATTEMPTS, CheckpointName, attempt_published, attempt_record
 from spotsafe.errors import DamagedCheckpoint, StorageNotFound, UnsupportedFormat
-from spotsafe.storage.store import Store
+from spotsafe.identity import new_nonce
+from spotsafe.storage.store import Store, creates_exclusively
 
 FORMAT = 1
 MAX_BYTES = 8 << 20
 """A command line may be long (2 MiB on Linux), and a character may take several bytes in JSON."""
+_MARK_BYTES = 4096
 
 _NONCE = re.compile(r"[0-9a-f]{8}")
 
@@ -108,6 +110,45 @@ def read_attempt(store: Store, attempt: int) -> AttemptRecord:
         return decode_record(store.read(path, max_bytes=MAX_BYTES), attempt=attempt)
     except DamagedCheckpoint:
         return decode_record(store.read(path, max_bytes=MAX_BYTES), attempt=attempt)
+
+
+def read_run(store: Store, listing: Listing) -> str:
+    """The run's id: the nonce of attempt 1.
+
+    Where a store may not refuse to overwrite (rule 12), a late claim of a start that is dead can arrive over the
+    record of attempt 1, at any later time. There the mark of the first attempt that published has the last word.
+
+    Args:
+        store: the run.
+        listing: a look at it.
+
+    Raises:
+        StorageNotFound: there is no record of attempt 1.
+        StorageError: it could not be read.
+        DamagedCheckpoint: it is no record.
+        UnsupportedFormat: a newer spotsafe wrote it.
+    """
+    recorded = read_attempt(store, 1).run
+    first = min(listing.published, default=None)
+    if first is None or creates_exclusively(store) is True or _marked_run(store, first) in {None, recorded}:
+        return recorded
+    return _marked_run(store, first) or recorded  # believed after a second read: a mark has no digest
+
+
+def encode_mark(name: CheckpointName, *, run: str) -> bytes:
+    """The mark of an attempt's first publish: what it published, in which run, and that no other mark is this one."""
+    return f"{name} {run} {new_nonce()}\n".encode("ascii")
+
+
+def _marked_run(store: Store, attempt: int) -> str | None:
+    """The run that the mark of an attempt's first publish names; None if it names none, or is gone."""
+    try:
+        words = (
+            store.read(attempt_published(attempt), max_bytes=_MARK_BYTES).decode("ascii", "replace").split()
+        )
+    except StorageNotFound:
+        return None
+    return words[1] if len(words) == 3 and _NONCE.fullmatch(words[1]) else None
 
 
 def attempt_exists(store: Store, attempt: int) -> bool:

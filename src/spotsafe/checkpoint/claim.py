@@ -22,6 +22,7 @@ from spotsafe.checkpoint.attempts import (
     printable,
     read_attempt,
     read_branch,
+    read_run,
 )
 from spotsafe.checkpoint.branch import rolled_back
 from spotsafe.checkpoint.candidates import Listing
@@ -104,7 +105,7 @@ def claim(
         if rollback_to is not None and back is not None:
             branch = rolled_back(back, to=rollback_to, attempt=number)
         record = AttemptRecord(
-            run=_run_id(store, number=number, nonce=nonce, hint=run),
+            run=_run_id(store, listing, number=number, nonce=nonce, hint=run),
             attempt=number,
             nonce=nonce,
             host=identity.host,
@@ -208,11 +209,11 @@ def _taken(store: Store, number: int) -> AttemptRecord:
         ) from error
 
 
-def _run_id(store: Store, *, number: int, nonce: str, hint: str | None) -> str:
+def _run_id(store: Store, listing: Listing, *, number: int, nonce: str, hint: str | None) -> str:
     if number == 1:
         return nonce
     try:
-        return read_attempt(store, 1).run
+        return read_run(store, listing)
     except StorageNotFound:
         return hint or nonce
     except DamagedCheckpoint:

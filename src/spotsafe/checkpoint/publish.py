@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spotsafe.checkpoint import manifest as manifest_format
-from spotsafe.checkpoint.attempts import attempt_exists, newer_attempt
+from spotsafe.checkpoint.attempts import attempt_exists, encode_mark, newer_attempt
 from spotsafe.checkpoint.layout import CheckpointName, attempt_published
 from spotsafe.checkpoint.manifest import Manifest, Marker, encode_manifest
 from spotsafe.errors import DamagedCheckpoint, StorageNotFound, StorageUnavailable
-from spotsafe.identity import new_nonce
 from spotsafe.storage.store import Store
 
 
@@ -61,7 +60,7 @@ def publish(
         return PublishOutcome(published=False, superseded_by=manifest.attempt + 1)
     try:
         if mark:
-            _mark_published(store, manifest.name)
+            _mark_published(store, manifest)
         newer = newer_attempt(store, manifest.attempt, nonce=nonce)
     except Exception as error:  # noqa: BLE001 - whatever fails now, the checkpoint exists and must be told so
         return PublishOutcome(published=True, superseded_by=newer, trouble=error)
@@ -108,6 +107,6 @@ def _is_ours(store: Store, name: CheckpointName, data: bytes) -> bool:
     raise DamagedCheckpoint(checkpoint=str(name), file="manifest.json", reason=reason)
 
 
-def _mark_published(store: Store, name: CheckpointName) -> None:
+def _mark_published(store: Store, manifest: Manifest) -> None:
     """Leave a trace that outlives the checkpoint: a later start that sees none knows that one was there."""
-    store.create(attempt_published(name.attempt), f"{name} {new_nonce()}\n".encode("ascii"))
+    store.create(attempt_published(manifest.attempt), encode_mark(manifest.name, run=manifest.run))

@@ -14,6 +14,7 @@ What pins promise is in `keeping`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from spotsafe.checkpoint.layout import (
     attempt_record,
     ledger_events,
     parse_attempt,
+    parse_published,
 )
 from spotsafe.errors import (
     DamagedCheckpoint,
@@ -40,8 +42,8 @@ from spotsafe.errors import (
 from spotsafe.policy.retention import FLOOR
 from spotsafe.testing import keeping
 from spotsafe.testing.cloud import BLIND, DEAD, DONE, STALE, Cloud, Objects
-from spotsafe.testing.parking import Failure, Request
-from spotsafe.testing.protocol import Plan, alone
+from spotsafe.testing.parking import Body, Failure, Request
+from spotsafe.testing.protocol import Plan, alone, attempt
 from spotsafe.testing.schedules import LANDING, Broken, Choice, Step
 from spotsafe.testing.seen import (
     Choosable,
@@ -101,7 +103,17 @@ class Memory:
 
 
 class ProtocolRules:
-    """The promises of docs/DESIGN.md, section 3."""
+    """The promises of docs/DESIGN.md, section 3.
+
+    Args:
+        takers: processes with ``takeover=True``: they may supersede another job that lives, and nobody keeps them out.
+        following: the attempt that comes at the end, when all have ended.
+    """
+
+    def __init__(
+        self, *, takers: frozenset[str] = frozenset(), following: Callable[[Plan], Body] = attempt
+    ) -> None:
+        self._takers, self._following = takers, following
 
     def begin(self, objects: Objects) -> Memory:
         """See `Rules`."""
@@ -137,15 +149,22 @@ class ProtocolRules:
             memory = self._after_note(memory, step, note)
         if step.ended:
             _check_end(memory, step)
+            if isinstance(step.error, RunInUse) and step.who in self._takers:
+                raise Broken(f"{step.who} takes over, and ends by {step.error!r}")
         if step.ended or step.answer is DEAD:
             memory = replace(memory, over=memory.over | {step.who})
         return memory
 
     def end(self, memory: Memory, objects: Objects) -> None:
-        """See `Rules`: a new attempt resumes from the newest, and can save."""
+        """See `Rules`: a new attempt resumes from the newest, and can save.
+
+        If the run's id is lost, a person takes the way out first that docs/DESIGN.md tells.
+        """
         if memory.newest is None and memory.rotten:
             return  # nothing that is good is left
-        notes, after = alone(objects, Plan())
+        if _is_misnamed(objects):
+            objects = {path: data for path, data in objects.items() if path != attempt_record(1)}
+        notes, after = alone(objects, Plan(), body=self._following)
         said = {note[0]: note[1:] for note in notes}
         wanted = None if memory.newest is None else memory.newest.name
         if "failed" in said:
@@ -163,7 +182,7 @@ class ProtocolRules:
         top, _, rest = request.path.partition("/")
         if top == ATTEMPTS:
             number = parse_attempt(rest)
-            return memory if number is None else _claimed(memory, step, number)
+            return memory if number is None else self._after_claim(memory, step, number)
         if top == PINS:
             _check_let_go(memory, step)
             return replace(memory, pins=keeping.after_effect(memory.pins, step))
@@ -188,6 +207,11 @@ class ProtocolRules:
         keeping.check_pinned_whole(memory.pins, step.after, memory.rotten)
         gone = names(step.before) - names(step.after) if request.path == name.manifest else frozenset()
         return replace(memory, newest=now, withdrawn=memory.withdrawn | gone)
+
+    def _after_claim(self, memory: Memory, step: Step, number: int) -> Memory:
+        if step.who not in self._takers and (number, step.who) not in memory.owners:
+            _check_one_job(memory, step, number)
+        return _claimed(memory, step, number)
 
     def _after_note(self, memory: Memory, step: Step, note: tuple[Any, ...]) -> Memory:
         match note:
@@ -248,7 +272,6 @@ def _claimed(memory: Memory, step: Step, number: int) -> Memory:
         memory = replace(memory, taken=(memory.taken | others) - {step.who})
         if (number, step.who) in memory.owners:
             return memory  # a trial of what the store does, and its undoing
-    _check_one_job(memory, step, number)
     branch = record_at(step.after[step.request.path], number).rollbacks
     if branch != memory.branch:
         _check_branch(memory, branch, number)
@@ -323,6 +346,14 @@ def _resumed(memory: Memory, step: Step, name: CheckpointName | None) -> Memory:
             raise Broken(f"{who} resumes from {name}, which a rollback has set aside")
         memory = replace(memory, origins=memory.origins | {(number, name)})
     return replace(memory, restoring=memory.restoring - {who})
+
+
+def _is_misnamed(objects: Objects) -> bool:
+    """Whether a late claim has taken the run's id, and nobody lived to leave the mark that tells it."""
+    record = objects.get(attempt_record(1))
+    if record is None or any(parse_published(path.removeprefix(f"{ATTEMPTS}/")) for path in objects):
+        return False
+    return any(manifest.run != record_at(record, 1).run for manifest in published(objects))
 
 
 def _number(memory: Memory, who: str) -> int:
@@ -423,8 +454,8 @@ def _check_end(memory: Memory, step: Step) -> None:
         return
     if isinstance(error, StorageUnavailable) and step.who in memory.faulty:
         return
-    if isinstance(error, NoUsableCheckpoint) and memory.lost:
-        return  # all may need the file that a person took away
+    if isinstance(error, NoUsableCheckpoint) and (memory.lost or _is_misnamed(step.after)):
+        return  # all may need the file that a person took away, or are taken for another run's
     if isinstance(error, RunInUse) and step.who in memory.company | memory.faulty:
         return
     if isinstance(error, DamagedCheckpoint) and str(error.checkpoint) in memory.rotten:

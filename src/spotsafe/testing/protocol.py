@@ -99,12 +99,18 @@ def attempt_alone(plan: Plan) -> Body:
     return body
 
 
-def attempt_of(job: str, plan: Plan) -> Body:
-    """One start of a job that may not be alone in the folder (rule 11); it records its end. See `hearts` too."""
+def attempt_of(job: str, plan: Plan, *, takeover: bool = False) -> Body:
+    """One start of a job that may not be alone in the folder (rule 11); it records its end. See `hearts` too.
+
+    Args:
+        job: its id.
+        plan: what it does.
+        takeover: whether it supersedes another job that lives.
+    """
 
     def body(machine: Machine) -> None:
         store = _Client(machine.store)
-        options = replace(_OPTIONS, clock=_RestingClock(machine.rest))
+        options = replace(_OPTIONS, clock=_RestingClock(machine.rest), takeover=takeover)
         claimed = _claim(store, replace(_IDENTITY, job=job), options=options)
         _train_to_the_end(store, claimed, plan, machine.note)
 
@@ -240,7 +246,9 @@ def loss(path: str) -> Body:
     return lambda machine: machine.lose(path)
 
 
-def alone(objects: Objects, plan: Plan, *, name: str = "alone") -> tuple[list[tuple[Any, ...]], Objects]:
+def alone(
+    objects: Objects, plan: Plan, *, name: str = "alone", body: Callable[[Plan], Body] = attempt
+) -> tuple[list[tuple[Any, ...]], Objects]:
     """What an attempt tells that has the store for itself and no bad luck, and the store after it."""
     now, notes = objects, list[tuple[Any, ...]]()
 
@@ -261,7 +269,7 @@ def alone(objects: Objects, plan: Plan, *, name: str = "alone") -> tuple[list[tu
             lose=_ignore,
         )
         try:
-            attempt(plan)(machine)
+            body(plan)(machine)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, the rules tell it
             notes.append(("failed", error))
 
