@@ -183,6 +183,37 @@ def test_a_plan_is_kept_while_nothing_changes() -> None:
     assert len({id(one) for one in seen}) == len(seen)
 
 
+def test_the_same_tuple_is_not_looked_into_again() -> None:
+    """A capture gives the same tuple only if nothing about it changed; after a refused one the plan is not that."""
+    cache = PlanCache()
+    good, bad = named(a=torch.ones(3)), (*named(a=torch.ones(3)), *named(a=torch.ones(3)))
+    first = cache.plan(good)
+    assert cache.plan(good) is first
+    assert cache.plan(good, rank=1) is not first
+    for _ in range(2):
+        with pytest.raises(ValueError, match="same name"):
+            cache.plan(bad)
+
+
+def test_rows_are_small_tensors_of_one_kind() -> None:
+    """Whole tensors of one dtype and shape, side by side in one file; few, large and cut ones are in none."""
+    specs = [
+        *(spec(f"a{number}", 2, 2) for number in range(5)),
+        *(spec(f"b{number}", 4) for number in range(3)),
+        *(spec(f"c{number}", 0) for number in range(5)),
+        *(spec(f"d{number}", 5000) for number in range(5)),
+        *(spec(f"e{number}", dtype="int32") for number in range(200)),
+    ]
+    plan = plan_save(specs, max_file_bytes=19_000)
+    assert [len(row) for row in plan.rows if plan.specs[plan.placements[row.start].tensor].name < "e"] == [5]
+    for row in plan.rows:
+        places = [plan.placements[at] for at in row]
+        assert len({plan.specs[place.tensor][1:3] for place in places}) == 1
+        assert all(place.lengths == plan.specs[place.tensor].shape for place in places)
+        for before, after in itertools.pairwise(places):
+            assert before.arena_offset + before.nbytes == after.arena_offset
+
+
 def test_boxes_of_a_larger_tensor() -> None:
     """What a rank holds of a sharded tensor is placed as boxes of the whole one, cut again where it is too large."""
     specs = [

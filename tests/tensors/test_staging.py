@@ -187,3 +187,56 @@ def test_it_is_told_of_each_file_when_all_of_it_is_there() -> None:
     assert [end for end, _ in told] == ends[: len(told)]
     assert len(told) >= len(ends) - 1  # of the last one, the return tells
     assert all(data == arena.view[:end] for end, data in told)
+
+
+class Own(torch.Tensor):
+    """A subclass that tells nothing of itself."""
+
+
+def _bits(dtype: torch.dtype) -> torch.Tensor:
+    """600 tensors of 2 x 3 with random bits."""
+    random = torch.Generator().manual_seed(1)
+    bits = torch.randint(0, 256, (600, 2, 3, dtype.itemsize), generator=random, dtype=torch.uint8)
+    return (bits & 1 if dtype is torch.bool else bits).view(dtype).squeeze(-1)
+
+
+ROWS = {
+    **{
+        str(dtype): lambda dtype=dtype: list(_bits(dtype))
+        for dtype in {one for one, _ in KINDS} | {torch.bool}
+    },
+    "transposed": lambda: list(_bits(torch.float32).transpose(1, 2)),
+    "of no dimension": lambda: list(_bits(torch.bfloat16).flatten()),
+    "negated": lambda: [one.conj().imag for one in _bits(torch.complex64)],
+    "conjugated": lambda: [one.conj() for one in _bits(torch.complex64)],
+    "parameters": lambda: [torch.nn.Parameter(one) for one in _bits(torch.float32)],
+    "among others": lambda: [one.as_subclass(Own) for one in _bits(torch.float32)],
+    "with a gap": lambda: [*_bits(torch.float32)[:9], torch.ones(5), *_bits(torch.float32)[9:]],
+}
+
+
+@pytest.mark.parametrize("what", sorted(ROWS))
+def test_rows_of_one_kind_are_copied_bit_for_bit(what: str) -> None:
+    """Many small tensors of one dtype and shape go by one call; each is the file's bytes as if it had gone alone."""
+    tensors = {f"t{number:04}": one for number, one in enumerate(ROWS[what]())}
+    taken = capture(**tensors)
+    plan = PlanCache().plan(taken.tensors)
+    assert sum(map(len, plan.rows)) >= 600
+    arena = Arena(plan.arena_size)
+    stage(plan, taken, arena.view)
+    for place in plan.placements:
+        one = tensors[taken.tensors[place.tensor].name].detach().as_subclass(torch.Tensor)
+        expected = as_bytes(clone_bits(one.resolve_conj().resolve_neg())).numpy().tobytes()
+        assert bytes(arena.view[place.arena_offset : place.arena_offset + place.nbytes]) == expected
+
+
+def test_what_somebody_else_copies_is_left_alone_in_a_row() -> None:
+    """Its place keeps its bytes, and its neighbours get theirs."""
+    taken = capture(**{f"t{number}": torch.ones(2) for number in range(6)})
+    plan = PlanCache().plan(taken.tensors)
+    arena = Arena(plan.arena_size)
+    stage(plan, taken, arena.view, skip={2})
+    values = [
+        arena.view[place.arena_offset] + arena.view[place.arena_offset + 2] for place in plan.placements
+    ]
+    assert [place.tensor for place, value in zip(plan.placements, values, strict=True) if value == 0] == [2]

@@ -156,6 +156,8 @@ class FrozenTensors:
         frozen.sort(
             key=lambda one: one.role == "buffer"
         )  # they are likelier to leave: what lies before them stays
+        if not frozen:
+            return capture, ()  # as it is, so that the plan of the last one is seen to be its plan
         names = {one.name for one in frozen}
         moving = tuple(one for one in capture.tensors if one.name not in names)
         return replace(capture, tensors=moving), tuple(frozen)

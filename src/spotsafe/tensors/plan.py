@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from spotsafe.checkpoint import dtypes, layout
 from spotsafe.checkpoint.image import METADATA, PAGE, ImageTensor, plan_image
 from spotsafe.checkpoint.index import Slice, TensorEntry
+from spotsafe.tensors.memory import SMALL
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.tree import NamedTensor, spec_of
 from spotsafe.writer.job import HealthSpan, StagedFile
@@ -33,6 +35,7 @@ _SCANNED = ("parameter", "moment", "buffer")
 _FLOATING = ("float", "bfloat", "complex")
 _TINY = 1 << 20
 """Limits up to this one count the tensors alone; above, a file keeps the limit with its header."""
+_MANY = 4
 _ENTRY_BYTES = 160
 """More than the header needs for one tensor beside its name and the numbers of its shape."""
 
@@ -74,6 +77,8 @@ class SavePlan:
     headers: tuple[tuple[int, bytes], ...]
     """Arena offset and bytes of each file's header."""
     health: tuple[HealthSpan, ...]
+    rows: tuple[range, ...]
+    """Positions in `placements` of small whole tensors of one dtype and shape, without a gap, if they are many."""
     arena_size: int
     """Bytes that the arena must have; a multiple of 4096."""
 
@@ -144,19 +149,32 @@ class PlanCache:
 
     def __init__(self, *, max_file_bytes: int = MAX_FILE_BYTES, named: FileNames = layout.data_file) -> None:
         self._max_file_bytes, self._named = max_file_bytes, named
-        self._key: object = None
+        self._tensors: object = None
+        self._key: tuple[object, ...] = ()
         self._plan: SavePlan | None = None
 
     def plan(self, tensors: Iterable[NamedTensor], *, rank: int = 0) -> SavePlan:
-        """The plan for these tensors; the same object as last time if nothing about them changed."""
+        """The plan for these tensors; the same object as last time if nothing about them changed.
+
+        A tuple that is the very one of last time is not looked into: a capture that reuses one has done that.
+        """
         with collection_paused():
             tensors = tuple(tensors)
-            key = rank, [(one.name, one.tensor.dtype, one.tensor.shape, one.role) for one in tensors]
+            if self._plan is not None and self._tensors is tensors and self._key[0] == rank:
+                return self._plan
+            key = rank, *_columns(tensors)
             if self._plan is None or key != self._key:
                 specs, limit = specs_of(tensors), self._max_file_bytes
                 self._plan = plan_save(specs, rank=rank, max_file_bytes=limit, named=self._named)
-                self._key = key
+            self._tensors, self._key = tensors, key
             return self._plan
+
+
+def _columns(tensors: Sequence[NamedTensor]) -> tuple[object, ...]:
+    """Names, roles, dtypes and shapes: four lists are made and compared sooner than one of many tuples."""
+    live = [one.tensor for one in tensors]
+    dtypes_, shapes = list(map(attrgetter("dtype"), live)), list(map(attrgetter("shape"), live))
+    return [one.name for one in tensors], [one.role for one in tensors], dtypes_, shapes
 
 
 class _Layout:
@@ -167,6 +185,7 @@ class _Layout:
         self._files: list[StagedFile] = []
         self._headers: list[tuple[int, bytes]] = []
         self._placements: list[Placement] = []
+        self._rows: list[range] = []
         self._slices: list[tuple[Slice, ...]] = [()] * len(self._specs)
 
     def add_file(self, pieces: Sequence[_Piece]) -> None:
@@ -187,9 +206,18 @@ class _Layout:
                 ),
             )
         by_key = {piece.key: piece for piece in pieces}
+        self._add_rows(by_key[key].kind for key in starts)
         for key, start in starts.items():
             tensor, offsets, kind, _ = by_key[key]
             self._placements.append(Placement(tensor, offsets, kind.lengths, base + start, kind.nbytes))
+
+    def _add_rows(self, kinds: Iterable[_Kind]) -> None:
+        begin = len(self._placements)
+        for _, group in groupby(kinds, key=id):  # whole tensors of one kind share the object
+            same = list(group)
+            if len(same) >= _MANY and 0 < same[0].nbytes <= SMALL:
+                self._rows.append(range(begin, begin + len(same)))
+            begin += len(same)
 
     def plan(self) -> SavePlan:
         return SavePlan(
@@ -199,6 +227,7 @@ class _Layout:
             placements=tuple(self._placements),
             headers=tuple(self._headers),
             health=tuple(self._spans()),
+            rows=tuple(self._rows),
             arena_size=self._end,
         )
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import attrgetter
 
 import torch
 
 from spotsafe.tensors.memory import SMALL, copy_bytes, new_bytes
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.plan import Placement, SavePlan
-from spotsafe.tensors.tree import Capture, NamedTensor, as_bytes, dtype_name
+from spotsafe.tensors.tree import PLAIN, Capture, NamedTensor, as_bytes, dtype_name
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What stands for the items of a strided copy, by size."""
+_AT_ONCE = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    }
+)
+"""Dtypes of which torch copies many at once, bit for bit."""
+_ROW = 256
+"""Tensors of one call, which nobody can interrupt; more of them save nothing."""
+_PLAIN, _IS_CPU = frozenset(PLAIN), attrgetter("is_cpu")
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 
 def stage(
@@ -37,35 +49,94 @@ def stage(
         ValueError: the arena is too small or read-only, or the tensors are not those of the plan.
     """
     tensors = capture.tensors
-    _check(plan, tensors, arena)
+    live = [one.tensor for one in tensors]
+    with collection_paused():
+        _check(plan, tensors, live, arena)
     for offset, header in plan.headers:
         arena[offset : offset + len(header)] = header
-    ends = iter([file.arena_offset + file.size for file in plan.files] if reached else [])
-    devices, end = set[torch.device](), next(ends, math.inf)
+    files = _Files([file.arena_offset + file.size for file in plan.files], reached)
     with torch.no_grad(), collection_paused():
         memory = memory_of(arena, plan.arena_size)
-        base = memory.data_ptr()
-        for place in plan.placements:
-            if place.tensor in skip:
-                continue
-            while place.arena_offset >= end and reached is not None:
-                _wait_for(devices)  # a copy from a device may still be under way
-                reached(int(end))
-                end = next(ends, math.inf)
-            tensor, start, size = tensors[place.tensor].tensor, place.arena_offset, place.nbytes
-            if 0 < size <= SMALL and _is_plain_memory(tensor) and tensor.shape == place.lengths:
-                copy_bytes(base + start, tensor.data_ptr(), size)
-            elif size:
-                _copy(box_of(tensor, place), memory[start : start + size])
-                if not tensor.is_cpu:
-                    devices.add(tensor.device)
-    _wait_for(devices)
+        for places, is_row in _stretches(plan):
+            if not (is_row and not skip and _copied_at_once(places, live, memory, files)):
+                _copy_singly(places, live, memory, skip=skip, files=files)
+    files.finish()
 
 
-def _wait_for(devices: set[torch.device]) -> None:
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+class _Files:
+    """Tells how far the copy is, whenever a file is whole.
+
+    Args:
+        ends: where each file ends in the arena.
+        reached: is told; None if nobody wants to know.
+    """
+
+    def __init__(self, ends: Sequence[int], reached: Callable[[int], None] | None) -> None:
+        self._ends, self._reached = iter(ends if reached is not None else ()), reached
+        self.end = next(self._ends, math.inf)
+        self.devices = set[torch.device]()
+        """From which a copy may still be under way."""
+
+    def pass_to(self, offset: int) -> None:
+        """The next copy goes to `offset`: all files that end before it are whole."""
+        while offset >= self.end and self._reached is not None:
+            self.finish()
+            self._reached(int(self.end))
+            self.end = next(self._ends, math.inf)
+
+    def finish(self) -> None:
+        """Wait for what was begun."""
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+
+
+def _stretches(plan: SavePlan) -> Iterator[tuple[Sequence[Placement], bool]]:
+    """All placements in order: rows, and what lies between them."""
+    places, at = plan.placements, 0
+    for row in plan.rows:
+        yield places[at : row.start], False
+        for begin in range(row.start, row.stop, _ROW):
+            yield places[begin : min(begin + _ROW, row.stop)], True
+        at = row.stop
+    yield places[at:], False
+
+
+def _copy_singly(
+    places: Sequence[Placement],
+    live: Sequence[torch.Tensor],
+    memory: torch.Tensor,
+    *,
+    skip: Collection[int],
+    files: _Files,
+) -> None:
+    base = memory.data_ptr()
+    for place in places:
+        if place.tensor in skip:
+            continue
+        tensor, start, size = live[place.tensor], place.arena_offset, place.nbytes
+        if start >= files.end:
+            files.pass_to(start)
+        if 0 < size <= SMALL and _is_plain_memory(tensor) and tensor.shape == place.lengths:
+            copy_bytes(base + start, tensor.data_ptr(), size)
+        elif size:
+            _copy(box_of(tensor, place), memory[start : start + size])
+            if not tensor.is_cpu:
+                files.devices.add(tensor.device)
+
+
+def _copied_at_once(
+    places: Sequence[Placement], live: Sequence[torch.Tensor], memory: torch.Tensor, files: _Files
+) -> bool:
+    """Copy whole tensors of one dtype and shape, which lie side by side, by one call; false if it cannot be."""
+    row, first, last = [live[place.tensor] for place in places], places[0], places[-1]
+    dtype = row[0].dtype
+    if dtype not in _AT_ONCE or not _PLAIN.issuperset(map(type, row)) or not all(map(_IS_CPU, row)):
+        return False
+    files.pass_to(first.arena_offset)
+    target = memory[first.arena_offset : last.arena_offset + last.nbytes].view(dtype)
+    torch.stack(row, out=target.view(len(row), *first.lengths))
+    return True
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:
@@ -80,15 +151,24 @@ def memory_of(arena: memoryview, size: int) -> torch.Tensor:
     return torch.frombuffer(arena, dtype=torch.uint8, count=size)
 
 
-def _check(plan: SavePlan, tensors: Sequence[NamedTensor], arena: memoryview) -> None:
+def _check(
+    plan: SavePlan, tensors: Sequence[NamedTensor], live: Sequence[torch.Tensor], arena: memoryview
+) -> None:
     if arena.readonly or arena.nbytes < plan.arena_size:
         raise ValueError(f"the arena must be writable and have {plan.arena_size} bytes, not {arena.nbytes}")
     if len(tensors) != len(plan.specs):
         raise ValueError(f"the plan is for {len(plan.specs)} tensors, not {len(tensors)}")
-    for one, spec in zip(tensors, plan.specs, strict=True):
-        shape, dtype = one.tensor.shape, dtype_name(one.tensor.dtype)
-        if one.name != spec.name or shape != spec.shape or dtype != spec.dtype:
-            raise ValueError(f"tensor {one.name!r}, {dtype} {list(shape)}, is not the plan's {spec}")
+    # Whole lists at once: a loop takes longer than the copy itself.
+    shapes, names = list(map(_SHAPE, live)), [one.name for one in tensors]
+    dtypes = list(map(dtype_name, map(_DTYPE, live)))
+    specs = plan.specs
+    if (
+        names != [spec.name for spec in specs]
+        or shapes != [spec.shape for spec in specs]
+        or dtypes != [spec.dtype for spec in specs]
+    ):
+        found = next(one for one in zip(names, dtypes, shapes, specs, strict=True) if one[:3] != one[3][:3])
+        raise ValueError(f"tensor {found[0]!r}, {found[1]} {list(found[2])}, is not the plan's {found[3]}")
 
 
 def box_of(tensor: torch.Tensor, place: Placement) -> torch.Tensor:
