@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from spotsafe.clock import Clock
 from spotsafe.events import Event, Warned
 from spotsafe.policy.overlap import OverlapTrust
-from spotsafe.tensors.beside import BesideCopy, Watched, can_be_beside
+from spotsafe.tensors.beside import LEAST_BYTES, BesideCopy, Watched, can_be_beside
 from spotsafe.tensors.frozen import address_of
 from spotsafe.tensors.optimizers import parameters_of
 from spotsafe.tensors.plan import SavePlan
@@ -124,9 +124,11 @@ class Overlap:
         if self._trust.off is not None:
             return frozenset()
         earned, never = self._earned_memory(), self._never()
+        # The plan knows the sizes: to ask fifty thousand small tensors takes longer than to copy them.
+        large = {place.tensor for place in plan.placements if place.nbytes >= LEAST_BYTES} if earned else ()
         chosen = frozenset(
             at
-            for at, one in enumerate(capture.tensors)
+            for at, one in ((at, capture.tensors[at]) for at in large)
             if one.name not in self._trust.waits_for
             and can_be_beside(one)
             and one.tensor.data_ptr() in earned

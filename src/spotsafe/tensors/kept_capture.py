@@ -21,6 +21,7 @@ from torch import nn
 
 from spotsafe.checkpoint.index import KeptTree
 from spotsafe.checkpoint.strict_json import is_text
+from spotsafe.tensors.memory import CPU
 from spotsafe.tensors.modules import ModuleNames
 from spotsafe.tensors.optimizers import is_optimizer, parameters_of
 from spotsafe.tensors.owners import Names
@@ -241,18 +242,19 @@ def _capture(look: _Look, module: nn.Module, path: str) -> _Captured | None:
         return None
     if not is_text("".join(keys)) or not is_text("".join(prefixes)):
         return None
-    labels, tensors, places = _gathered(look, [f"{path}.{key}" for key in keys])
-    if len(tensors) != len(set(map(id, look.tensors))):
-        return None  # two tensors begin at one place: whether they are aliases is for the collector to say
-    nodes: dict[str, Json] = {
-        key: {"$": "tensor", "name": label} for key, label in zip(keys, labels, strict=True)
-    }
-    for key, tensor in zip(keys, look.tensors, strict=True):
-        if not tensor.is_cpu:
-            nodes[key]["device"] = tensor.device.type
+    labels = [f"{path}.{key}" for key in keys]
+    if len(set(look.addresses)) == len(keys):  # as nearly always: no tensor is there twice
+        tensors = list(map(NamedTensor, labels, look.tensors, look.roles))
+        places = dict(zip(look.addresses, range(len(keys)), strict=True))
+    else:
+        labels, tensors, places = _gathered(look, labels)
+        if len(tensors) != len(set(map(id, look.tensors))):
+            return (
+                None  # two tensors begin at one place: whether they are aliases is for the collector to say
+            )
     tree = KeptTree(
         kind="module",
-        state=nodes,
+        state=_nodes(keys, labels, look.devices),
         frozen=[key for key, role in zip(keys, look.roles, strict=True) if role == "other"],
         metadata={
             prefix: {"version": version} for prefix, version in zip(prefixes, look.versions, strict=True)
@@ -260,6 +262,17 @@ def _capture(look: _Look, module: nn.Module, path: str) -> _Captured | None:
     )
     taken = frozenset(one.name for one in tensors)
     return _Captured(look=look, tree=tree, tensors=tensors, names=taken, places=places)
+
+
+def _nodes(keys: Sequence[str], labels: Sequence[str], devices: Sequence[torch.device]) -> dict[str, Json]:
+    nodes: dict[str, Json] = {
+        key: {"$": "tensor", "name": label} for key, label in zip(keys, labels, strict=True)
+    }
+    if devices.count(CPU) < len(devices):
+        for key, device in zip(keys, devices, strict=True):
+            if device != CPU:
+                nodes[key]["device"] = device.type
+    return nodes
 
 
 def _gathered(look: _Look, labels: Sequence[str]) -> tuple[list[str], list[NamedTensor], dict[int, int]]:

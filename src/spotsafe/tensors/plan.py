@@ -15,12 +15,14 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import torch
+
 from spotsafe.checkpoint import dtypes, layout
 from spotsafe.checkpoint.image import METADATA, PAGE, ImageTensor, plan_image
 from spotsafe.checkpoint.index import Slice, TensorEntry
 from spotsafe.tensors.memory import SMALL
 from spotsafe.tensors.pause import collection_paused
-from spotsafe.tensors.tree import NamedTensor, spec_of
+from spotsafe.tensors.tree import NamedTensor, dtype_name
 from spotsafe.writer.job import HealthSpan, StagedFile
 
 MAX_FILE_BYTES = 2 << 30
@@ -111,7 +113,17 @@ class _Piece(NamedTuple):
 
 def specs_of(tensors: Iterable[NamedTensor]) -> tuple[TensorSpec, ...]:
     """The specs of live tensors."""
-    return tuple(TensorSpec(one.name, *spec_of(one.tensor), one.role) for one in tensors)
+    names, roles, dtypes_, shapes = _columns(tuple(tensors))
+    return tuple(map(TensorSpec, names, map(dtype_name, dtypes_), map(tuple, shapes), roles))
+
+
+def _columns(
+    tensors: Sequence[NamedTensor],
+) -> tuple[list[str], list[str], list[torch.dtype], list[torch.Size]]:
+    """Names, roles, dtypes and shapes: four lists are made and compared sooner than one of many tuples."""
+    live = [one.tensor for one in tensors]
+    dtypes_, shapes = list(map(attrgetter("dtype"), live)), list(map(attrgetter("shape"), live))
+    return [one.name for one in tensors], [one.role for one in tensors], dtypes_, shapes
 
 
 def plan_save(
@@ -135,13 +147,17 @@ def plan_save(
     """
     if max_file_bytes < 1:
         raise ValueError(f"max_file_bytes must be positive, not {max_file_bytes}")
-    if len({(spec.name, spec.offsets) for spec in specs}) != len(specs):
+    if len({spec.name for spec in specs}) != len(specs) and _are_repeated(specs):
         raise ValueError("two tensors of one save have the same name")
     layout_ = _Layout(specs, rank=rank, named=named)
     room = max_file_bytes - 2 * PAGE if max_file_bytes > _TINY else max_file_bytes
     for pieces in _packed(_pieces(specs, room), room):
         layout_.add_file(pieces)
     return layout_.plan()
+
+
+def _are_repeated(specs: Sequence[TensorSpec]) -> bool:
+    return len({(spec.name, spec.offsets) for spec in specs}) != len(specs)
 
 
 class PlanCache:
@@ -168,13 +184,6 @@ class PlanCache:
                 self._plan = plan_save(specs, rank=rank, max_file_bytes=limit, named=self._named)
             self._tensors, self._key = tensors, key
             return self._plan
-
-
-def _columns(tensors: Sequence[NamedTensor]) -> tuple[object, ...]:
-    """Names, roles, dtypes and shapes: four lists are made and compared sooner than one of many tuples."""
-    live = [one.tensor for one in tensors]
-    dtypes_, shapes = list(map(attrgetter("dtype"), live)), list(map(attrgetter("shape"), live))
-    return [one.name for one in tensors], [one.role for one in tensors], dtypes_, shapes
 
 
 class _Layout:
