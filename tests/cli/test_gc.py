@@ -13,12 +13,13 @@ from click.testing import Result
 
 from spotsafe.checkpoint import sealed
 from spotsafe.checkpoint.candidates import candidates, look
+from spotsafe.checkpoint.clearing import find_garbage, may_delete_by
 from spotsafe.checkpoint.layout import CheckpointName, data_file, frozen_file, index_file
 from spotsafe.checkpoint.manifest import MAX_BYTES
 from spotsafe.checkpoint.pins import place_pin
 from spotsafe.checkpoint.survey import highest_attempt, survey
 from spotsafe.checkpoint.verify import verify
-from spotsafe.cli.gc import _delete, _may_delete
+from spotsafe.cli.gc import _delete
 from spotsafe.identity import Identity
 from spotsafe.policy.retention import latest
 from spotsafe.storage.local import LocalStore
@@ -218,7 +219,9 @@ def test_a_store_that_may_not_refuse_late_writers() -> None:
     store.put(half.file(data_file(0, 0)), b"half a save")
     Attempt(store).save(2)
     before = dict(store.objects)
-    found = survey(store, ended_at=lambda _: None, now=0.0, may_delete=_may_delete(store, exclusive=False))
+    found = survey(
+        store, ended_at=lambda _: None, now=0.0, may_delete=may_delete_by(lambda _: None, exclusive=False)
+    )
     assert store.objects == before
     [item] = [item for item in found.items if item.path == half.folder]
     assert not item.delete
@@ -240,18 +243,47 @@ class Forgetful(Silent):
 
 
 def test_whether_a_store_refuses_is_found_out(run: Run) -> None:
-    """By a second marker on a name that is decided anyway; it leaves no trace. If it is taken, nothing is deleted."""
+    """By a second pin under a name that is its own; it leaves no trace. If it is taken, nothing is deleted."""
     for kind, expected in ((Silent, True), (Forgetful, False)):
         store = kind()
         store.objects.update(run.files())
         found = survey(
-            store, ended_at=lambda _: None, now=LATER, may_delete=_may_delete(store, exclusive=True)
+            store,
+            ended_at=lambda _: None,
+            now=LATER,
+            may_delete=may_delete_by(lambda _: None, exclusive=True),
         )
         assert {item.path for item in found.items if item.delete} == run.garbage
         assert _delete(store, found, now=LATER) == []
         assert (run.left in store.objects) is not expected
-        markers = [one for path, one in store.objects.items() if path.endswith("manifest.json")]
-        assert not any(b"index-00000" in marker and b"abandoned" in marker for marker in markers)
+        assert not any(path.startswith("pins/") for path in store.objects)
+
+
+def test_a_late_manifest_is_never_overwritten() -> None:
+    """What a writer without a recorded end publishes while the store is being tried stays published (rule 12)."""
+
+    class Landing(Forgetful):
+        late: CheckpointName | None = None
+
+        def read(self, path: str, *, max_bytes: int) -> bytes:
+            try:
+                return super().read(path, max_bytes=max_bytes)
+            finally:
+                if self.late is not None and path == self.late.manifest:
+                    self.late = None
+                    self.objects[path] = manifest  # right after a look that did not see it
+
+    store = Landing()
+    name = Attempt(store).save(1).name
+    manifest = store.objects.pop(name.manifest)
+    Attempt(store)
+    found = find_garbage(store, ended_at=lambda _: None, now=LATER)
+    assert any(item.delete for item in found.items)
+    store.late = name
+    _delete(store, found, now=LATER)
+    store.objects[name.manifest] = store.objects.get(name.manifest, manifest)
+    assert store.objects[name.manifest] == manifest
+    assert verify(store, name) == []
 
 
 def test_what_it_refuses(call: Call, run: Run, tmp_path: Path) -> None:

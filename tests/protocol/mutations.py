@@ -331,6 +331,13 @@ MUTATIONS = {
         finds="NoUsableCheckpoint",
         faults=LATE,
     ),
+    "12: gc cleans up after the dead": Mutation(
+        rule="12",
+        off=switches.clean_up_after_the_dead,
+        scenario=scenarios.cleaning_without_conditions,
+        finds="is published, and",
+        faults=LATE,
+    ),
     "12: the store is believed": Mutation(
         rule="12",
         off=switches.believe_the_store,
@@ -456,6 +463,9 @@ NOT_SWITCHED_OFF = {
     "7: a refused delete is a warning": "no promise about checkpoints; tests/checkpoint",
     "8: all bytes, on all ranks, before the first is loaded": "the attempts of the search are of one rank",
     "9: the third start that passes over to the same parent": "no question of orders; tests/policy",
+    "12: gc does not try a store by the name of a manifest": (
+        "the search finds a published one withdrawn, but after 600 schedules; tests/cli/test_gc.py shows it at once"
+    ),
     "12: the session says so": "no promise about checkpoints; tests/session",
     "13: durable": "a store in memory forgets nothing; tests/storage loses what was not synced",
     "13: the sweep after the first publish": "what is not swept is garbage, and breaks no promise",

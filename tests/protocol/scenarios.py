@@ -14,6 +14,7 @@ from spotsafe.testing.protocol import (
     attempt_alone,
     attempt_of,
     cleaning_up,
+    cleaning_up_alone,
     going_back,
     hearts,
     loss,
@@ -189,6 +190,23 @@ def one_after_the_other_from_nothing() -> Scenario:
         },
         after={"b": "a", "c": "b"},
         rules=ProtocolRules(following=attempt_alone),
+        faults=_without_stale(FAULTS | LATER),
+    )
+
+
+def cleaning_without_conditions() -> Scenario:
+    """A person cleans up, three times, beside attempts that follow each other on a store that ignores conditions."""
+    return Scenario(
+        bodies={
+            "a": attempt_alone(Plan(saves=2, frozen=1)),
+            "gc": cleaning_up_alone(),
+            "b": attempt_alone(Plan(saves=2, frozen=1)),
+            "gc2": cleaning_up_alone(),
+            "gc3": cleaning_up_alone(),
+        },
+        after={"b": "a", "gc2": "a", "gc3": "b"},
+        rules=ProtocolRules(following=attempt_alone),
+        objects=history(Plan(saves=2, frozen=1)),
         faults=_without_stale(FAULTS | LATER),
     )
 

@@ -17,6 +17,7 @@ from spotsafe.checkpoint import (
     catalog,
     claim as claims,
     cleaning,
+    clearing,
     gc,
     pins,
     publish,
@@ -355,6 +356,10 @@ def believe_the_store(patch: Patch) -> None:
 
 def sweep_after_the_dead(patch: Patch) -> None:
     patch.setattr(tidying.Tidying, "_may_delete", lambda *_: gc.anything)
+
+
+def clean_up_after_the_dead(patch: Patch) -> None:
+    patch.setattr(clearing, "may_delete_by", lambda *_, **__: gc.anything)
 
 
 def delete_own_failed_saves(patch: Patch) -> None:

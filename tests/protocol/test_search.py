@@ -16,7 +16,7 @@ from tests.protocol.many import make_pool, search_many
 from tests.protocol.remembered import remembered
 
 SHARES = {
-    "from_nothing": 19,
+    "from_nothing": 16,
     "ill_from_birth": 14,
     "ailing": 9,
     "with_a_past": 10,
@@ -29,6 +29,7 @@ SHARES = {
     "taking_over": 3,
     "one_after_the_other": 4,
     "one_after_the_other_from_nothing": 3,
+    "cleaning_without_conditions": 3,
 }
 """Of a hundred schedules; those of the longer scenarios take longer."""
 CI = 10_000

@@ -17,14 +17,14 @@ import logging
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import msgspec
 
 from spotsafe.checkpoint import manifest as manifest_format, sealed
 from spotsafe.checkpoint.layout import PINS, CheckpointName, parse_pin, pin as pin_path
-from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.checkpoint.manifest import ABANDONED, Manifest, Marker, encode_marker
 from spotsafe.checkpoint.versions import VERSION, check_version
 from spotsafe.errors import (
     CheckpointNotFound,
@@ -41,7 +41,7 @@ SLACK_S = 900.0
 MAX_BYTES = 4 << 20
 """A manifest in base64, and a few words."""
 
-READER, ROLLBACK = "reader", "rollback"
+READER, ROLLBACK, TRIAL = "reader", "rollback", "trial"
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Pin:
     manifest: str
     """The bytes of the checkpoint's manifest in base64."""
     purpose: str = READER
-    """Who needs the checkpoint: a reader, or the start after a rollback to it."""
+    """Who needs the checkpoint: a reader, or the start after a rollback; nobody, if it is a trial of the store."""
 
     @property
     def path(self) -> str:
@@ -93,7 +93,7 @@ def place_pin(
         manifest=base64.b64encode(before).decode("ascii"),
         purpose=purpose,
     )
-    store.create(pin.path, sealed.seal({**VERSION, **msgspec.to_builtins(pin)}))
+    store.create(pin.path, _encode(pin))
     try:
         if _read_manifest(store, name) != before:  # only now: see above
             raise CheckpointNotFound(f"{name} changed while it was being pinned")
@@ -101,6 +101,34 @@ def place_pin(
         store.delete(pin.path)
         raise
     return pin
+
+
+def refuses_second_pin(store: Store, name: CheckpointName, *, now: float) -> bool:
+    """Whether the store refuses to create what is there: tried with a pin that ends now, and is removed again.
+
+    Its path is nobody else's, so that neither the trial nor a request of it that arrives late harms anything.
+
+    Args:
+        store: the run.
+        name: a checkpoint that is garbage.
+        now: Unix seconds.
+
+    Raises:
+        StorageError: the store could not say; a pin that is left keeps the garbage for `SLACK_S`.
+    """
+    nothing = base64.b64encode(encode_marker(Marker(state=ABANDONED))).decode("ascii")
+    pin = Pin(
+        checkpoint=str(name), nonce=new_nonce(), until=now, host="", pid=0, manifest=nothing, purpose=TRIAL
+    )
+    first, second = (_encode(replace(pin, until=until)) for until in (now, now - 1))
+    store.create(pin.path, first)
+    try:
+        refused = not store.create(pin.path, second)
+        return refused and store.read(pin.path, max_bytes=MAX_BYTES) == first
+    except StorageNotFound:
+        return False  # somebody whose clock is ahead has removed it
+    finally:
+        store.delete(pin.path)
 
 
 def remove_pins(store: Store, name: CheckpointName, *, purpose: str = READER) -> int:
@@ -187,7 +215,8 @@ def pinned_manifest(store: Store, name: CheckpointName) -> Manifest | None:
     for other, pin in read_pins(store):
         if other == name and pin is not None:
             found = manifest_format.decode(base64.b64decode(pin.manifest), expected=name)
-            return found if isinstance(found, Manifest) else None
+            if isinstance(found, Manifest):
+                return found
     return None
 
 
@@ -218,6 +247,10 @@ def _read_pin(store: Store, file: str) -> Pin | None:
     except (DamagedCheckpoint, UnsupportedFormat) as error:
         _log.warning("%s; it keeps its checkpoint until somebody removes it", error)
         return None
+
+
+def _encode(pin: Pin) -> bytes:
+    return sealed.seal({**VERSION, **msgspec.to_builtins(pin)})
 
 
 def _decode(data: bytes, *, file: str) -> Pin:

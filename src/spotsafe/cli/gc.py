@@ -11,17 +11,13 @@ from typing import Any
 import click
 
 from spotsafe import human
-from spotsafe.checkpoint import gc
-from spotsafe.checkpoint.deleting import decide
-from spotsafe.checkpoint.layout import CheckpointName, index_file
-from spotsafe.checkpoint.manifest import ABANDONED, MAX_BYTES, Marker, encode_marker
-from spotsafe.checkpoint.markers import remove_markers
-from spotsafe.checkpoint.survey import Item, Survey, survey
+from spotsafe.checkpoint.clearing import delete_garbage, find_garbage
+from spotsafe.checkpoint.survey import Item, Survey
 from spotsafe.cli.output import print_json, print_table, say
 from spotsafe.cli.target import check_run, json_option, open_target, target_argument
 from spotsafe.events import DeleteRefused, Event
 from spotsafe.ledger.reading import ended_at
-from spotsafe.storage.store import Store, creates_exclusively
+from spotsafe.storage.store import Store
 
 
 @click.command("gc")
@@ -59,64 +55,19 @@ def command(target: str, *, delete: bool, as_json: bool) -> None:
 
 
 def _survey(store: Store, *, now: float) -> Survey:
-    exclusive = creates_exclusively(store) is not False
-    return survey(
-        store, ended_at=partial(ended_at, store), now=now, may_delete=_may_delete(store, exclusive=exclusive)
-    )
-
-
-def _may_delete(store: Store, *, exclusive: bool) -> gc.MayDelete:
-    """Where a late writer is not refused, only an attempt that recorded its end has none (rule 12)."""
-    if exclusive:
-        return gc.anything
-    ends: dict[int, bool] = {}
-
-    def ended(name: CheckpointName) -> bool:
-        if name.attempt not in ends:
-            ends[name.attempt] = ended_at(store, name.attempt) is not None
-        return ends[name.attempt]
-
-    return ended
+    return find_garbage(store, ended_at=partial(ended_at, store), now=now)
 
 
 def _delete(store: Store, found: Survey, *, now: float) -> list[dict[str, str]]:
-    """By the protocol, which looks again for itself; what the store refused."""
+    """What the store refused."""
     refused: list[dict[str, str]] = []
 
     def note(event: Event) -> None:
         if isinstance(event, DeleteRefused):
             refused.append({"path": event.path, "error": event.error})
 
-    may_delete = _may_delete(store, exclusive=_is_exclusive(store, found))
-    gc.sweep(store, attempt=found.attempt, on_event=note, may_delete=may_delete, now=now)
-    remove_markers(
-        store,
-        attempt=found.attempt,
-        ended_at=partial(ended_at, store),
-        now=now,
-        on_event=note,
-        may_delete=may_delete,
-    )
+    delete_garbage(store, found, ended_at=partial(ended_at, store), now=now, on_event=note)
     return refused
-
-
-def _is_exclusive(store: Store, found: Survey) -> bool:
-    """Whether the store refuses a late writer: what it says, else what it does with a name that we decide anyway."""
-    said = creates_exclusively(store)
-    if said is not None:
-        return said
-    rival = encode_marker(Marker(state=ABANDONED, in_use=(index_file(0),)))
-    folders = {item.path.split("/")[1] for item in found.items if item.delete}
-    for name in filter(None, map(CheckpointName.parse, sorted(folders))):
-        if decide(store, name, published=False).marker is None:
-            continue  # published at this moment
-        ours = store.read(name.manifest, max_bytes=MAX_BYTES)
-        refused = not store.create(name.manifest, rival)
-        if refused and store.read(name.manifest, max_bytes=MAX_BYTES) == ours:
-            return True
-        store.replace(name.manifest, ours)
-        return False
-    return False
 
 
 def _record(item: Item, *, gone: bool) -> dict[str, Any]:

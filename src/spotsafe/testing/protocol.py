@@ -18,8 +18,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
-from spotsafe.checkpoint import gc
 from spotsafe.checkpoint.candidates import read_index
+from spotsafe.checkpoint.clearing import delete_garbage, find_garbage
 from spotsafe.checkpoint.layout import (
     ATTEMPTS,
     CheckpointName,
@@ -27,8 +27,8 @@ from spotsafe.checkpoint.layout import (
     ledger_heartbeat,
     parse_attempt,
 )
+from spotsafe.checkpoint.markers import HOUR_S
 from spotsafe.checkpoint.rollback import plan_rollback, roll_back
-from spotsafe.checkpoint.survey import survey
 from spotsafe.errors import (
     CheckpointNotFound,
     StorageError,
@@ -37,7 +37,7 @@ from spotsafe.errors import (
     Superseded,
 )
 from spotsafe.identity import NONCES, Identity
-from spotsafe.ledger.reading import writes_no_more
+from spotsafe.ledger.reading import ended_at, writes_no_more
 from spotsafe.ledger.record import FORMAT, EndRecord, Piece
 from spotsafe.loading import Opened as OpenedForReading, with_selected
 from spotsafe.opening import Claimed, Opened, claim_attempt, load_newest
@@ -196,14 +196,19 @@ def going_back(selector: str | int) -> Body:
 
 def cleaning_up() -> Body:
     """A person who cleans up beside the attempts, as ``spotsafe gc --delete`` does."""
+    return lambda machine: _clean_up(_Client(_WithoutLedger(machine.store)), now=0.0)
 
-    def body(machine: Machine) -> None:
-        store = _Client(_WithoutLedger(machine.store))
-        found = survey(store, ended_at=_never, now=0.0, may_delete=gc.anything)
-        if not found.obstacle:
-            gc.sweep(store, attempt=found.attempt, on_event=_ignore)
 
-    return body
+def cleaning_up_alone() -> Body:
+    """The same on a store that ignores conditions, and two hours after the ends that attempts recorded."""
+    return lambda machine: _clean_up(_Client(machine.store.overwriting()), now=_NOW + 2 * HOUR_S)
+
+
+def _clean_up(store: Store, *, now: float) -> None:
+    ends = partial(ended_at, store)
+    found = find_garbage(store, ended_at=ends, now=now)
+    if not found.obstacle:
+        delete_garbage(store, found, ended_at=ends, now=now, on_event=_ignore)
 
 
 def reading(selector: str | int = "latest", *, pinned: bool = True, releases: bool = True) -> Body:
@@ -321,10 +326,6 @@ _TOMORROW = _NOW + 86_400.0
 
 def _read_all(opened: OpenedForReading) -> Loaded:
     return load_verified(opened.store, opened.candidate, threads=1)
-
-
-def _never(_attempt: int) -> None:
-    """No attempt has recorded an end."""
 
 
 def _pass() -> None:

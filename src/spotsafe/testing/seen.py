@@ -83,7 +83,8 @@ def held(objects: Objects, checkpoint: str) -> list[Manifest]:
     for path, data in objects.items():
         if path.startswith(f"{PINS}/{checkpoint}."):
             found = pinned_by(data)
-            return [] if found is None else [found]
+            if found is not None:
+                return [found]
     return []
 
 
