@@ -1,6 +1,7 @@
 """What a save and a load cost on a local disk and on S3, beside the best that others do.
 
-    python benchmarks/store.py [--mib 1024] [--repeats 5] [--only local,seaweedfs,sink,small]
+    python benchmarks/store.py [--mib 1024] [--repeats 5] [--s3-mib 256] [--s3-repeats 3]
+        [--only local,seaweedfs,sink,seaweedfs-https,sink-https,small]
 
 Digests are made and compared in every row that is ours. A row is measured in a process of its own, which counts its
 processor time and that of its children; servers run in other processes. Ratios are what matters: the numbers of
@@ -9,7 +10,9 @@ one table are of one run, turn by turn. Extra memory is what the peak adds to th
 - local: a save of a session from the safe point until it is published, so with the copy, beside as many bytes
   written with O_DIRECT and an fsync; a verified load, beside plain reads by as many threads into the same kind of
   memory, with a cold and a warm page cache.
-- seaweedfs, sink: S3, by a real server and by one that throws everything away (`benchmarks/sink.py`).
+- seaweedfs, sink: S3, by a real server and by one that throws everything away (`benchmarks/sink.py`), over plain http.
+- seaweedfs-https, sink-https: saves to the same servers over TLS, as S3 is used in life. What clients hash to sign
+  differs: over http all sign bodies but upload by parts with a checksum, over https none does.
 - small: 50,000 tensors of 64 bytes on the local disk, beside torch.distributed.checkpoint.
 """
 
@@ -448,13 +451,30 @@ def seaweedfs(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def sink_server(_folder: Path) -> Iterator[dict[str, str]]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "sink.py"), "serve"]
+def seaweedfs_https(folder: Path) -> Iterator[dict[str, str]]:
+    from tests import servers
+
+    with servers.running(servers.start_seaweedfs_tls, folder) as server:
+        yield {**server.env, "BENCH_ROOT": server.root}
+
+
+@contextlib.contextmanager
+def sink_https(folder: Path) -> Iterator[dict[str, str]]:
+    from tests import servers
+
+    trusted, key = servers.certificate(folder)
+    with sink_server(folder, str(trusted), str(key)) as env:
+        yield {**env, "AWS_CA_BUNDLE": str(trusted)}
+
+
+@contextlib.contextmanager
+def sink_server(_folder: Path, *tls: str) -> Iterator[dict[str, str]]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "sink.py"), "serve", *tls]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         port = process.stdout.readline().strip()
         try:
             yield {
-                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+                "AWS_ENDPOINT_URL": f"http{'s' if tls else ''}://127.0.0.1:{port}",
                 "AWS_ACCESS_KEY_ID": "k",
                 "AWS_SECRET_ACCESS_KEY": "s",
                 "AWS_DEFAULT_REGION": "us-east-1",
@@ -466,26 +486,27 @@ def sink_server(_folder: Path) -> Iterator[dict[str, str]]:
 
 def s3_table(name: str, start: Callable[[Path], Any], mib: int, repeats: int, folder: Path) -> None:
     with start(folder) as env:
-        rows = s3_rows(env, mib, repeats, sink=start is sink_server)
-    print(f"\n{f'S3: {name}, {mib} MiB':34s}    CPU s/GiB      MiB/s  extra MiB")
+        loads = () if start in {seaweedfs_https, sink_https} else LOADS
+        rows = s3_rows(env, mib, repeats, loads=loads, sink=start in {sink_server, sink_https})
+    print(f"\n{f'S3: {name}, {mib} MiB':46s} CPU s/GiB      MiB/s  extra MiB")
     for (kind, how), costs in rows.items():
         cpu = statistics.median(one["cpu_s"] for one in costs) * 1024 / mib
         rate = mib / statistics.median(one["wall_s"] for one in costs)
         extra = max(one["extra_mib"] for one in costs)
         label = f"{kind}: " + (f"spotsafe by {how}" if how in OURS else how)
-        print(f"  {label:34s} {cpu:10.2f} {rate:10.0f} {max(extra, 0):10.0f}")
+        print(f"  {label:44s} {cpu:9.2f} {rate:10.0f} {max(extra, 0):10.0f}")
     print_ratios(rows)
 
 
 def s3_rows(
-    env: dict[str, str], mib: int, repeats: int, *, sink: bool
+    env: dict[str, str], mib: int, repeats: int, *, loads: tuple[str, ...], sink: bool
 ) -> dict[tuple[str, str], list[dict[str, float]]]:
     rows: dict[tuple[str, str], list[dict[str, float]]] = {}
     for number in range(repeats):
         for how in SAVES:
             url = f"{env['BENCH_ROOT']}/{how.replace(' ', '-')}-{number}"
             rows.setdefault(("save", how), []).append(in_child("save", how, url, str(mib), env=env))
-        for how in LOADS:
+        for how in loads:
             made_by = {"boto3": "boto3", "DCP FsspecReader": "DCP FsspecWriter"}.get(how, "s3fs pipe_file")
             if sink:
                 if how.startswith("DCP"):
@@ -502,11 +523,13 @@ def s3_rows(
 def print_ratios(rows: dict[tuple[str, str], list[dict[str, float]]]) -> None:
     cpu = {which: statistics.median(one["cpu_s"] for one in costs) for which, costs in rows.items()}
     best_save = min(cost for (kind, how), cost in cpu.items() if kind == "save" and how not in OURS)
-    s3fs = min(cost for (kind, how), cost in cpu.items() if kind == "load" and how.startswith("s3fs"))
     print(
         f"  CPU of the best other save / ours: obstore {best_save / cpu['save', 'obstore']:.2f} (2)", end=""
     )
     print(f", boto3 {best_save / cpu['save', 'boto3']:.2f} (1)")
+    if ("load", "boto3") not in cpu:
+        return
+    s3fs = min(cost for (kind, how), cost in cpu.items() if kind == "load" and how.startswith("s3fs"))
     print(f"  CPU of a load / ours: the best of s3fs {s3fs / cpu['load', 'boto3']:.2f} (1.4)", end="")
     dcp = cpu.get(("load", "DCP FsspecReader"))
     print("" if dcp is None else f", DCP {dcp / cpu['load', 'boto3']:.2f} (2)")
@@ -606,20 +629,26 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="local,seaweedfs,sink,small")
+    parser.add_argument("--s3-mib", type=int, default=256)
+    parser.add_argument("--s3-repeats", type=int, default=3)
+    parser.add_argument("--only", default="local,seaweedfs,sink,seaweedfs-https,sink-https,small")
     parser.add_argument("--case", nargs="+")
     options = parser.parse_args()
     if options.case:
         print(json.dumps(run_case(options.case[0], options.case[1:])))
         return
+
+    def s3(title: str, start: Callable[[Path], Any]) -> Callable[[Path], None]:
+        return lambda here: s3_table(title, start, options.s3_mib, options.s3_repeats, here)
+
     with tempfile.TemporaryDirectory(dir=".", prefix="bench-") as name:
         folder = Path(name).resolve()
         tables = {
             "local": lambda here: local_table(options.mib, options.repeats, here),
-            "seaweedfs": lambda here: s3_table("SeaweedFS", seaweedfs, options.mib, options.repeats, here),
-            "sink": lambda here: s3_table(
-                "a discarding server", sink_server, options.mib, options.repeats, here
-            ),
+            "seaweedfs": s3("SeaweedFS", seaweedfs),
+            "sink": s3("a discarding server", sink_server),
+            "seaweedfs-https": s3("SeaweedFS over https", seaweedfs_https),
+            "sink-https": s3("a discarding server over https", sink_https),
             "small": small_table,
         }
         for part in options.only.split(","):

@@ -54,6 +54,7 @@ def _server(name: str, start: servers.Start) -> object:
 
 
 seaweedfs = _server("seaweedfs", servers.start_seaweedfs)  # a real S3 server
+seaweedfs_tls = _server("seaweedfs_tls", servers.start_seaweedfs_tls)  # the same over https
 fake_gcs = _server("fake_gcs", servers.start_fake_gcs)  # Google Cloud Storage's JSON API
 azurite = _server("azurite", servers.start_azurite)  # Azure Blob Storage
 rclone_s3 = _server("rclone_s3", servers.start_rclone_s3)  # S3, but it ignores conditions

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import http.client
+import ipaddress
 import json
 import os
 import random
@@ -195,12 +197,13 @@ def s3_client(server: Server, **config: Any) -> Any:
         aws_access_key_id=KEY,
         aws_secret_access_key=SECRET,
         region_name="us-east-1",
+        verify=server.env.get("AWS_CA_BUNDLE"),
         config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, **config),
     )
 
 
-def _s3(name: str, port: int, process: subprocess.Popen[bytes]) -> Server:
-    endpoint = f"http://{HOST}:{port}"
+def _s3(name: str, port: int, process: subprocess.Popen[bytes], trusted: Path | None = None) -> Server:
+    endpoint = f"http{'s' if trusted else ''}://{HOST}:{port}"
     return Server(
         name=name,
         endpoint=endpoint,
@@ -209,7 +212,7 @@ def _s3(name: str, port: int, process: subprocess.Popen[bytes]) -> Server:
             "key": KEY,
             "secret": SECRET,
             "endpoint_url": endpoint,
-            "client_kwargs": {"region_name": "us-east-1"},
+            "client_kwargs": {"region_name": "us-east-1", **({"verify": str(trusted)} if trusted else {})},
         },
         env={
             "AWS_ACCESS_KEY_ID": KEY,
@@ -217,6 +220,7 @@ def _s3(name: str, port: int, process: subprocess.Popen[bytes]) -> Server:
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
+            **({"AWS_CA_BUNDLE": str(trusted)} if trusted else {}),
         },
         process=process,
     )
@@ -241,7 +245,47 @@ def _s3_is_ready(server: Server) -> bool:
     return True
 
 
-def start_seaweedfs(folder: Path) -> tuple[Server, Callable[[Server], bool]]:
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that nobody else trusts, and its key: two files in `folder`."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
+    now = dt.datetime.now(dt.timezone.utc)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=30))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_file, key_file = folder / "certificate.pem", folder / "key.pem"
+    certificate_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return certificate_file, key_file
+
+
+def start_seaweedfs_tls(folder: Path) -> tuple[Server, Callable[[Server], bool]]:
+    """The same server over https, with a certificate of its own: the path of `env["AWS_CA_BUNDLE"]`."""
+    return start_seaweedfs(folder, tls=True)
+
+
+def start_seaweedfs(folder: Path, *, tls: bool = False) -> tuple[Server, Callable[[Server], bool]]:
     """SeaweedFS: a real S3 server; the one whose every answer is right. Needs 4.48 or newer."""
     weed = program("weed")
     ports = free_ports(8)
@@ -261,7 +305,11 @@ def start_seaweedfs(folder: Path) -> tuple[Server, Callable[[Server], bool]]:
     command += [f"-filer.localSocket={folder / 'filer.sock'}", f"-s3.localSocket={folder / 's3.sock'}"]
     command += ["-master.volumeSizeLimitMB=1024", "-volume.fileSizeLimitMB=1024"]
     command += [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
-    return _s3("SeaweedFS", ports[0], launch(command, folder=folder)), _s3_is_ready
+    trusted = None
+    if tls:
+        trusted, key = certificate(folder)
+        command += [f"-s3.cert.file={trusted}", f"-s3.key.file={key}"]
+    return _s3("SeaweedFS", ports[0], launch(command, folder=folder), trusted), _s3_is_ready
 
 
 def start_rclone_s3(folder: Path) -> tuple[Server, Callable[[Server], bool]]:

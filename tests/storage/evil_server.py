@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -77,13 +78,15 @@ Answer = Callable[[Asked], None]
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[EvilServer]:
-    """A server on a free port of 127.0.0.1."""
+def serving(answer: Answer, *, tls: ssl.SSLContext | None = None) -> Iterator[EvilServer]:
+    """A server on a free port of 127.0.0.1, over https if there is a `tls`."""
     evil = EvilServer(answer)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Asked,), {"evil": evil}))
     server.daemon_threads = True
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients go away in the middle
-    evil.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    evil.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield evil

@@ -46,7 +46,7 @@ def fake() -> FakeS3:
 def store(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Store]:
     """A store over the bucket in memory, with parts of 1000 bytes."""
     with ThreadPoolExecutor(4) as pool:
-        live = Live(session=None, client=fake, pool=pool, checksums=True)
+        live = Live(session=None, client=fake, pool=pool, checksums=True, signs_bodies=True)
         monkeypatch.setattr(Bucket, "_new", lambda _self, **_: live)
         monkeypatch.setattr(s3, "PART", SMALL)
         monkeypatch.setattr(s3_transfer, "cut", partial(cut, piece=SMALL))
@@ -142,7 +142,7 @@ def test_no_checksums_where_they_are_not_wanted(
     store: S3Store, fake: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that refuses checksums gets none."""
-    live = Live(session=None, client=fake, pool=store._bucket.live().pool, checksums=False)
+    live = Live(session=None, client=fake, pool=store._bucket.live().pool, checksums=False, signs_bodies=True)
     monkeypatch.setattr(Bucket, "_new", lambda _self, **_: live)
     store = S3Store("s3://bucket/run")
     store.put_large("big", memoryview(DATA))
@@ -430,7 +430,7 @@ def test_expired_credentials_are_looked_up_again_once(monkeypatch: pytest.Monkey
 
         def new(_self: Bucket, **_: Any) -> Live:
             made.append(clients[len(made)])
-            return Live(session=None, client=made[-1], pool=pool, checksums=True)
+            return Live(session=None, client=made[-1], pool=pool, checksums=True, signs_bodies=True)
 
         monkeypatch.setattr(Bucket, "_new", new)
         store = S3Store("s3://bucket/run")
@@ -474,6 +474,7 @@ def test_bodies_are_signed_where_nothing_else_protects_them(
     config = live.client.meta.config
     assert live.client.meta.endpoint_url == endpoint
     assert (config.s3 or {}).get("payload_signing_enabled", True) is signed
+    assert live.signs_bodies is signed
     assert config.retries == {"mode": "standard", "total_max_attempts": 2}
     assert live.checksums
 

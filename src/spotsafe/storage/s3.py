@@ -26,12 +26,18 @@ from spotsafe.storage.listing import Pages, bounded
 from spotsafe.storage.parts import PART, Part, cut
 from spotsafe.storage.paths import check_folder, check_path
 from spotsafe.storage.s3_client import Bucket
-from spotsafe.storage.s3_errors import s3_translated
+from spotsafe.storage.s3_errors import code_of, s3_translated
 from spotsafe.storage.store import Entry
 from spotsafe.storage.writing import flat, window
 
 Upload = Callable[[str, memoryview], None]
 """Writes a large new object under a key."""
+
+SIGN_BODIES = (
+    "if the bucket's policy asks for signed bodies (s3:x-amz-content-sha256), set "
+    "`payload_signing_enabled = true` below `s3 =` in ~/.aws/config"
+)
+"""What to do where a write over TLS, whose body is not signed, is refused."""
 
 # How often `create` tries when the store says "exists" and then shows nothing.
 _CREATE_TRIES = 5
@@ -221,8 +227,15 @@ class S3Store:
 
     def _writing(self, path: str, data: memoryview, upload: Upload) -> None:
         key = self._key(check_path(path))
-        with self._translated("write", path):
-            upload(key, data)
+        try:
+            with self._translated("write", path):
+                upload(key, data)
+        except StorageRefused as error:
+            answered = error.__cause__ is not None and code_of(error.__cause__)
+            if not answered or self._bucket.live().signs_bodies:
+                raise
+            # A policy of the bucket may ask for signed bodies, and the server's answer does not say so.
+            raise type(error)(f"{error}; {SIGN_BODIES}", path=error.path) from error
 
     def _write_new(self, path: str, data: memoryview, upload: Upload) -> None:
         try:

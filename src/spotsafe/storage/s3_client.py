@@ -21,6 +21,7 @@ from zlib import crc32
 import boto3
 from botocore.config import Config
 
+from spotsafe.errors import StorageError
 from spotsafe.storage.s3_errors import EXPIRED, code_of
 
 CONNECTIONS = 8
@@ -51,6 +52,8 @@ class Live:
     pool: ThreadPoolExecutor
     checksums: bool
     """Whether writes carry a checksum."""
+    signs_bodies: bool
+    """Whether the signature of a write covers its body: without TLS, or where the user's settings say so."""
 
 
 class Bucket:
@@ -84,11 +87,19 @@ class Bucket:
         """One request. Credentials that have expired are looked up again, once.
 
         Raises:
+            StorageError: the server redirects in a circle.
             Exception: what botocore raises; see `s3_errors`.
         """
         live = self.live()
         try:
             return getattr(live.client, method)(Bucket=self.name, **params)
+        except RecursionError as error:  # botocore follows redirections by calling itself
+            endpoint = live.client.meta.endpoint_url
+            raise StorageError(
+                f"{endpoint} sends every request for s3://{self.name} on, and in a circle; "
+                "check the endpoint (AWS_ENDPOINT_URL) and the region",
+                path=f"s3://{self.name}",
+            ) from error
         except Exception as error:
             if code_of(error) not in EXPIRED:
                 raise
@@ -106,10 +117,12 @@ class Bucket:
 
     def _new(self, *, pool: ThreadPoolExecutor | None = None) -> Live:
         session = boto3.session.Session(**self._session_options)
-        client = self._client(session, sign_bodies=False)
-        if not client.meta.endpoint_url.startswith("https://"):
-            # Without TLS nothing but the signature protects a body on its way.
-            client = self._client(session, sign_bodies=True)
+        client = self._client(session, sign_bodies=True)
+        tls = client.meta.endpoint_url.startswith("https://")
+        # Without TLS nothing but the signature protects a body on its way. With it, it is the user's to say.
+        signs = not tls or bool((client.meta.config.s3 or {}).get("payload_signing_enabled"))
+        if not signs:
+            client = self._client(session, sign_bodies=False)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-send.s3.{operation}", _send_in_pieces)
         mode = getattr(client.meta.config, "request_checksum_calculation", None)
@@ -118,6 +131,7 @@ class Bucket:
             client=client,
             pool=pool or ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="spotsafe-s3"),
             checksums=mode != "when_required",
+            signs_bodies=signs,
         )
 
     def _client(self, session: Any, *, sign_bodies: bool) -> Any:
