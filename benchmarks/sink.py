@@ -10,7 +10,6 @@ import random
 import re
 import socket
 import socketserver
-import ssl
 import sys
 import threading
 import urllib.parse
@@ -198,16 +197,9 @@ class Sink(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.bucket = Bucket()
-        self.tls = tls
-
-    def finish_request(self, request, client_address) -> None:
-        """On the connection's own thread, so that no handshake holds up the others."""
-        if self.tls is not None:
-            request = self.tls.wrap_socket(request, server_side=True)
-        super().finish_request(request, client_address)
 
     def handle_error(self, request, client_address) -> None:
         """A client that goes away is no news."""
@@ -229,21 +221,13 @@ def _xml(root: str, members: dict[str, str]) -> bytes:
     return f"<{root}>{inside}</{root}>".encode()
 
 
-def serve(*files: str) -> None:
-    """Serve until the caller's pipe to us closes; our port is the first line of output.
-
-    Args:
-        files: a certificate and its key, to serve https.
-    """
-    tls = None
-    if files:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(*files)
-    sink = Sink(tls)
+def serve() -> None:
+    """Serve until the caller's pipe to us closes; our port is the first line of output."""
+    sink = Sink()
     threading.Thread(target=sink.serve_forever, daemon=True).start()
     print(sink.server_address[1], flush=True)
     sys.stdin.read()
 
 
-if __name__ == "__main__" and sys.argv[1:2] == ["serve"]:
-    serve(*sys.argv[2:])
+if __name__ == "__main__" and sys.argv[1:] == ["serve"]:
+    serve()
