@@ -342,7 +342,7 @@ MUTATIONS = {
         rule="12",
         off=switches.believe_the_store,
         scenario=scenarios.one_after_the_other,
-        finds="is published, and",
+        finds="is published, and|goes on",
         faults=LATE,
     ),
     "12: sweep what a dead attempt was writing": Mutation(
@@ -369,7 +369,7 @@ MUTATIONS = {
     "12: no look at the own record": Mutation(
         rule="12",
         off=switches.do_not_look_at_the_own_record,
-        scenario=scenarios.one_after_the_other,
+        scenario=scenarios.one_after_the_other_from_nothing,
         finds="goes on",
         faults=LATE,
     ),
