@@ -3,10 +3,10 @@
     python benchmarks/restore.py [--width 1800] [--repeats 5]
 
 The state is that of linear layers with AdamW. Each method has written it in its own form to the local disk, and reads
-it in a process of its own, with a cold and with a warm page cache, turn by turn; modules are imported before. Every byte
-is touched: what is only mapped is summed up. The first half gives tensors; the second half ends with the state in a
-model and an optimizer, as a resume needs it. *Raw* reads as many bytes by as many threads into the same kind of memory,
-and does nothing with them.
+it in a process of its own, with a cold and with a warm page cache, turn by turn; modules are imported before. Every
+byte is touched: what is only mapped is summed up. The first half gives tensors; the second half ends with the state in
+a model and an optimizer, as a resume needs it. *Raw* reads as many bytes by as many threads into the same kind of
+memory, and does nothing with them.
 """
 
 from __future__ import annotations
