@@ -7,17 +7,13 @@ second read, and a storage error, a lack of memory or an unknown version is neve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, TypeVar
 
 import torch
 
-from spotsafe.checkpoint import dtypes
-from spotsafe.checkpoint.blocks import Block, block_of, check_size, finish, read_block
+from spotsafe.checkpoint.blocks import check_size, finish, readers
 from spotsafe.checkpoint.branch import Branch, gone_back_to
 from spotsafe.checkpoint.candidates import (
     Candidate,
@@ -30,6 +26,7 @@ from spotsafe.checkpoint.candidates import (
 from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, tiling_problem
 from spotsafe.checkpoint.layout import CheckpointName, is_frozen_file
 from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.checkpoint.ranges import read_ranges
 from spotsafe.checkpoint.room import check_room, room_for
 from spotsafe.errors import (
     DamagedCheckpoint,
@@ -39,15 +36,12 @@ from spotsafe.errors import (
 )
 from spotsafe.events import CheckpointPassedOver, Event, RestoreStarted, RestoreVerified
 from spotsafe.storage.store import Store
-from spotsafe.tensors.filling import copy_box
-from spotsafe.tensors.memory import CPU, new_bytes
+from spotsafe.tensors.filling import Filling
 from spotsafe.tensors.pause import collection_paused
-from spotsafe.tensors.runs import Placed, only_piece, runs
 from spotsafe.tensors.source import Source
-from spotsafe.tensors.tree import Json, SavedState, Spec, torch_dtype
+from spotsafe.tensors.tree import Json, SavedState, Spec
 
 Emit = Callable[[Event], object]
-T = TypeVar("T")
 
 THREADS = 8
 """Blocks read and digested at the same time."""
@@ -309,16 +303,12 @@ def load_verified(
     name, manifest, started = candidate.name, candidate.manifest, time.monotonic()
     _tell(emit, RestoreStarted(checkpoint=str(name), total_bytes=manifest.needed_bytes))
     indexes = _read_indexes(store, candidate, decoded)
-    files: dict[str, torch.Tensor] = {}
-    with _pool(threads) as pool:
-        # Sizes come first: nobody makes room for what an index claims before it is known to be there.
-        entries = [entry for index in indexes for entry in index.files]
+    # Sizes come first: nobody makes room for what an index claims before it is known to be there.
+    entries = [entry for index in indexes for entry in index.files]
+    with readers(threads) as pool:
         finish([pool.submit(check_size, store, name, entry) for entry in entries])
-        _check_room(name, entries)
-        for index in indexes:
-            files.update(_read_files(store, name, index, pool))
-    with collection_paused():
-        tensors = dict(_assembled(indexes, files))
+    _check_room(name, entries)
+    tensors = _read_tensors(store, name, indexes, threads)
     _tell(emit, RestoreVerified(checkpoint=str(name), seconds=time.monotonic() - started))
     return Loaded(
         name=name,
@@ -350,33 +340,23 @@ def _state(indexes: Sequence[Index]) -> Mapping[str, Json]:
     return MappingProxyType({name: tree for index in indexes for name, tree in index.state.items()})
 
 
-class _InTurn(Executor):
-    """Does each job at once, in the thread that hands it in."""
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        future: Future[T] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - a future holds whatever its job raised
-            future.set_exception(error)
-        return future
-
-
-def _pool(threads: int) -> Executor:
-    if threads == 1:
-        return _InTurn()
-    return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="spotsafe-read")
-
-
-def _read_files(store: Store, name: CheckpointName, index: Index, pool: Executor) -> dict[str, torch.Tensor]:
-    files = {entry.name: _room(name, entry) for entry in index.files}
-    jobs = [
-        pool.submit(read_block, store, name, block, memory)
-        for entry in index.files
-        for block, memory in _blocks(name, entry, index.block_size, files[entry.name].numpy())
-    ]
-    finish(jobs)
-    return files
+def _read_tensors(
+    store: Store, name: CheckpointName, indexes: Sequence[Index], threads: int
+) -> dict[str, torch.Tensor]:
+    """Every tensor in memory of its own, which nothing else shares."""
+    with collection_paused():
+        parts: dict[str, list[TensorEntry]] = {}
+        for index in indexes:
+            for entry in index.tensors:
+                parts.setdefault(entry.name, []).append(entry)
+    files = [entry.shown() for index in indexes for entry in index.files]
+    what = f"{name} (of {', '.join(files[:_SHOWN])})"
+    with collection_paused(), room_for(what, by_torch=True):
+        filling = Filling(parts)
+        ranges = list(filling.ranges())
+    read_ranges(store, name, indexes, ranges, threads=threads, every_block=True)
+    with collection_paused(), room_for(what, by_torch=True):
+        return filling.tensors()
 
 
 def _check_room(name: CheckpointName, entries: Sequence[FileEntry]) -> None:
@@ -384,67 +364,6 @@ def _check_room(name: CheckpointName, entries: Sequence[FileEntry]) -> None:
         largest = max(entries, key=lambda entry: entry.size)
         needed = sum(entry.size for entry in entries)
         check_room(needed, what=f"{name} (its largest file is {largest.shown()})")
-
-
-def _room(name: CheckpointName, entry: FileEntry) -> torch.Tensor:
-    with room_for(f"{name}/{entry.shown()}", by_torch=True):
-        return new_bytes(entry.size)
-
-
-def _blocks(
-    name: CheckpointName, entry: FileEntry, size: int, array: Any
-) -> Iterator[tuple[Block, memoryview]]:
-    memory = memoryview(array)
-    for number in range(len(entry.digests)):
-        block = block_of(name, entry, number, block_size=size)
-        yield block, memory[block.start : block.start + block.size]
-
-
-# -- assembling --------------------------------------------------------------------------------------------------
-
-
-def _assembled(
-    indexes: Sequence[Index], files: Mapping[str, torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor: a view of its file where it lies in one piece, else put together from its boxes."""
-    parts: dict[str, list[TensorEntry]] = {}
-    for index in indexes:
-        for entry in index.tensors:
-            parts.setdefault(entry.name, []).append(entry)
-    rows = dict(_rows(parts, files))
-    for name, entries in parts.items():
-        row = rows.get(name)
-        yield name, _tensor(entries, files) if row is None else row
-
-
-def _rows(
-    parts: Mapping[str, Sequence[TensorEntry]], files: Mapping[str, torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that lie in rows of one kind."""
-    placed: dict[str, list[Placed]] = {file: [] for file in files}
-    for name, entries in parts.items():
-        piece = only_piece(entries)
-        if piece is not None:
-            placed[piece.file].append((piece.start, piece.nbytes, name, entries[0]))
-    for file, inside in placed.items():
-        for run in runs(sorted(inside, key=itemgetter(0))):
-            yield from run.views(files[file]) or ()
-
-
-def _tensor(entries: Sequence[TensorEntry], files: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    first = entries[0]
-    slices = [piece for entry in entries for piece in entry.slices]
-    dtype, item = torch_dtype(first.dtype), dtypes.require(first.dtype, path=first.name).item_bytes
-    if len(slices) == 1 and slices[0].lengths == first.shape and slices[0].start % item == 0:
-        piece = slices[0]
-        data = files[piece.file][piece.start : piece.start + piece.nbytes]
-        return data.view(dtype).view(first.shape)
-    with room_for(f"{first.name}, of {slices[0].file}", by_torch=True):
-        whole = torch.empty((*first.shape, item), dtype=torch.uint8, device=CPU)
-    for piece in slices:
-        data = files[piece.file][piece.start : piece.start + piece.nbytes]
-        copy_box(data, piece, whole)
-    return whole.view(dtype).view(first.shape)
 
 
 __all__ = [

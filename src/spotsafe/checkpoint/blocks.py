@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from spotsafe.checkpoint.digest import block_digest
 from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.errors import DamagedCheckpoint, StorageShort
 from spotsafe.storage.store import Store
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,22 @@ def finish(jobs: Sequence[Future[None]]) -> None:
     finally:
         for job in jobs:
             job.cancel()
+
+
+class _InTurn(Executor):
+    """Does each job at once, in the thread that hands it in."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - a future holds whatever its job raised
+            future.set_exception(error)
+        return future
+
+
+def readers(threads: int) -> Executor:
+    """Threads that read; with 1 the caller's own, in a fixed order."""
+    if threads == 1:
+        return _InTurn()
+    return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="spotsafe-read")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import local
 
-from spotsafe.checkpoint.blocks import Block, block_of, check_size, finish, read_block
+import numpy as np
+
+from spotsafe.checkpoint.blocks import Block, block_of, check_size, finish, read_block, readers
 from spotsafe.checkpoint.index_values import FileEntry, Index
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.checkpoint.room import room_for
@@ -34,6 +36,7 @@ def read_ranges(
     ranges: Iterable[Range],
     *,
     threads: int = THREADS,
+    every_block: bool = False,
 ) -> None:
     """Fill every range's memory with verified bytes.
 
@@ -44,7 +47,8 @@ def read_ranges(
         name: the checkpoint.
         indexes: of the checkpoint; they list every file that a range names.
         ranges: in any order.
-        threads: blocks at the same time.
+        threads: blocks at the same time; with 1 the caller's own thread reads, in a fixed order.
+        every_block: verify all blocks of all files, also those that hold nothing of a range.
 
     Raises:
         DamagedCheckpoint: bytes differ from what was published, also at a second read.
@@ -56,11 +60,12 @@ def read_ranges(
     for one in ranges:
         if len(one.memory):
             by_file[one.file].append(one)
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="spotsafe-read") as pool:
+    scratch = _Scratch()
+    with readers(threads) as pool:
         jobs = [
-            pool.submit(_fill, store, name, block, parts)
-            for file, wanted in by_file.items()
-            for block, parts in _blocks(name, *files[file], wanted)
+            pool.submit(_fill, store, name, block, parts, scratch)
+            for file in (files if every_block else by_file)
+            for block, parts in _blocks(name, *files[file], by_file[file], every=every_block)
         ]
         finish(jobs)
 
@@ -78,9 +83,11 @@ def check_sizes(store: Store, name: CheckpointName, indexes: Iterable[Index], fi
 
 
 def _blocks(
-    name: CheckpointName, entry: FileEntry, block_size: int, wanted: Sequence[Range]
+    name: CheckpointName, entry: FileEntry, block_size: int, wanted: Sequence[Range], *, every: bool
 ) -> Iterator[tuple[Block, list[Range]]]:
     parts: Mapping[int, list[Range]] = defaultdict(list)
+    if every:
+        parts = {number: [] for number in range(len(entry.digests))}
     for one in wanted:
         for number in range(one.start // block_size, -(-(one.start + len(one.memory)) // block_size)):
             parts[number].append(one)
@@ -88,16 +95,32 @@ def _blocks(
         yield block_of(name, entry, number, block_size=block_size), inside
 
 
-def _fill(store: Store, name: CheckpointName, block: Block, parts: Sequence[Range]) -> None:
-    first = parts[0]
-    at = block.start - first.start
-    if at >= 0 and at + block.size <= len(first.memory) and len(parts) == 1:
-        read_block(store, name, block, first.memory[at : at + block.size])
-        return
+class _Scratch(local):
+    """Memory for one block in each thread that reads. New memory for every block would cost more than reading it."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def of(self, size: int) -> memoryview:
+        if len(self._memory) < size:
+            self._memory = bytearray(size)
+        return memoryview(self._memory)[:size]
+
+
+def _fill(
+    store: Store, name: CheckpointName, block: Block, parts: Sequence[Range], scratch: _Scratch
+) -> None:
+    if len(parts) == 1:
+        at = block.start - parts[0].start
+        if at >= 0 and at + block.size <= len(parts[0].memory):
+            read_block(store, name, block, parts[0].memory[at : at + block.size])
+            return
     with room_for(f"{name}/{block.file}"):
-        buffer = memoryview(bytearray(block.size))
+        buffer = scratch.of(block.size)
     read_block(store, name, block, buffer)
+    data = np.frombuffer(buffer, dtype=np.uint8)
     for part in parts:
         low = max(block.start, part.start)
         high = min(block.start + block.size, part.start + len(part.memory))
-        part.memory[low - part.start : high - part.start] = buffer[low - block.start : high - block.start]
+        target = np.frombuffer(part.memory, dtype=np.uint8)  # numpy lets other threads run while it copies
+        target[low - part.start : high - part.start] = data[low - block.start : high - block.start]

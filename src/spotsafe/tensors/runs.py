@@ -52,13 +52,6 @@ class Run:
             return self._copied_singly(dtype, data.data_ptr() + self.start - start)
         return zip(self.names, _unbind_copy(self._row(data, start, dtype)), strict=True)
 
-    def views(self, data: torch.Tensor) -> Named | None:
-        """Each a view of the whole file's bytes; None if they are few, or do not lie as their dtype must."""
-        dtype = torch_dtype(self.dtype)
-        if not self._is_row(dtype, self.start):
-            return None
-        return zip(self.names, self._row(data, 0, dtype).unbind(), strict=True)
-
     def _is_row(self, dtype: torch.dtype, at: int) -> bool:
         return len(self.names) >= _MANY and at % dtype.itemsize == 0
 
