@@ -173,7 +173,7 @@ def _restore(setting: Setting, opened: Opened, *, emit: Callable[[Event], None])
     began = clock.monotonic()
     values = opened.loaded.session_values()
     read = None if values is None else SessionState.read(values)
-    tracker.restore(opened.loaded.saved)
+    tracker.restore(opened.loaded.saved, give=True)
     if read is None:  # it was imported: no session has written it
         positions = Positions(total=opened.loaded.name.step)
         state = SessionState(positions=positions, rng=None, values={}, nonfinite=tracker.nonfinite())

@@ -16,6 +16,7 @@ from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
 from spotsafe.tensors import kinds
 from spotsafe.tensors.context import Capturing, Known, Restoring, nothing_known
 from spotsafe.tensors.frozen import address_of, frozen_names
+from spotsafe.tensors.giving import Giving
 from spotsafe.tensors.kept import KeptState
 from spotsafe.tensors.kept_capture import KeptCapture
 from spotsafe.tensors.marks import PlainMark, PlainWatch
@@ -47,6 +48,7 @@ class Tracker:
         self._objects: dict[str, Any] = {}
         self._saved: SavedState | None = None
         self._saved_specs: Mapping[str, Spec] = {}
+        self._giving: Giving | None = None
         self._restored: set[str] = set()
         self._loaded: set[str] = set()
         self._arrived = False
@@ -305,8 +307,12 @@ class Tracker:
         restoring = self._restoring(names, specs, Source({}))
         return kinds.problems(self._objects[name], state[name], name, restoring)
 
-    def restore(self, saved: SavedState) -> None:
+    def restore(self, saved: SavedState, *, give: bool = False) -> None:
         """Restore everything tracked now, in place; keep the rest for objects that are tracked later.
+
+        Args:
+            saved: what the checkpoint holds.
+            give: hand over tensors of it that only one object needs; nobody else may have a use for `saved` then.
 
         Raises:
             StateMismatch: something does not fit; nothing was changed, unless an object refused its state
@@ -314,6 +320,7 @@ class Tracker:
         """
         self._saved, self._restored, self._as_restored = saved, set(), {}
         self._saved_specs = _specs(saved)
+        self._giving = Giving(saved.state.values()) if give else None
         self._refuse(self.check(tensors=self._saved_specs, state=saved.state))
         names = self._names()
         for name in self._objects:
@@ -390,7 +397,8 @@ class Tracker:
             if name not in self._new:
                 self.skipped.append(f"{name}: tracked, not in the checkpoint")
             return
-        restoring = self._restoring(names, self._saved_specs, Source(self._saved.tensors))
+        source = Source(self._saved.tensors, giving=self._giving)
+        restoring = self._restoring(names, self._saved_specs, source)
         kinds.restore(self._objects[name], self._saved.state[name], name, restoring)
         self._loaded.add(name)
 
@@ -466,7 +474,7 @@ class Tracker:
 
     def release(self) -> None:
         """Free what the checkpoint held; objects that are tracked from now on are not restored."""
-        self._saved, self._saved_specs = None, {}
+        self._saved, self._saved_specs, self._giving = None, {}, None
 
     def _refuse(self, problems: Sequence[str]) -> None:
         if problems:

@@ -217,3 +217,20 @@ def test_another_number_of_threads_is_told() -> None:
         assert warnings(before + 1) == [], "the newest checkpoint is the measure"
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_restored_optimizer_shares_no_memory(tmp_path: Path) -> None:
+    """Its state is memory of its own, as large as it needs, also where it was handed over without a copy."""
+    for until in (3, 6):
+        program = Program(width=5000)
+        with program.session(tmp_path / "run") as run:
+            state = program.optimizer.state
+            tensors = [one for entries in state.values() for one in entries.values()]
+            storages = {one.untyped_storage().data_ptr() for one in tensors}
+            assert len(storages) == len(tensors)
+            assert all(one.untyped_storage().nbytes() == one.nbytes for one in tensors)
+            assert all(one.is_leaf and one._base is None for one in tensors)
+            for step, batch in run.steps(program.loader, until=until):
+                program.train(step, batch)
+    assert run.resumed_from is not None
+    assert tensors

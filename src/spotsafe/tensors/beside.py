@@ -7,11 +7,10 @@ import threading
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-import torch
-
 from spotsafe.tensors.plan import Placement, SavePlan
 from spotsafe.tensors.staging import box_of, memory_of
 from spotsafe.tensors.tree import PLAIN, Capture, NamedTensor
+from spotsafe.tensors.versions import version_of
 
 LEAST_BYTES = 64 << 10
 """Tensors from this size on are worth it: a smaller one is copied faster than it is remembered."""
@@ -113,11 +112,6 @@ def can_be_beside(one: NamedTensor) -> bool:
         and not tensor.is_neg()
         and not tensor.is_inference()
     )
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor's memory was written, as far as torch counts."""
-    return tensor._version  # noqa: SLF001 - torch has no public way
 
 
 def _chunks(move: _Move) -> Iterator[tuple[int, int, int]]:

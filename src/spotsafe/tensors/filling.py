@@ -16,7 +16,7 @@ import torch
 from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.index import Slice, TensorEntry
 from spotsafe.checkpoint.ranges import Range
-from spotsafe.tensors.memory import SMALL, new_bytes, view_of
+from spotsafe.tensors.memory import CPU, SMALL, new_bytes, view_of
 from spotsafe.tensors.runs import Placed, Run, only_piece, runs
 from spotsafe.tensors.tree import torch_dtype
 
@@ -139,7 +139,10 @@ class _Large:
         for piece, data in self._boxes:
             copy_box(data, piece, self._bytes.view(*self._shape, self._item))
         self._boxes.clear()
-        return self._bytes.view(self._dtype).view(self._shape)
+        # No view: it is somebody's own, who may ask.
+        own = torch.empty(0, dtype=self._dtype, device=CPU)
+        strides = self._bytes.view(self._dtype).view(self._shape).stride()
+        return own.set_(self._bytes.untyped_storage(), 0, self._shape, strides)
 
     def _is_run(self, piece: Slice) -> bool:
         """Whether the box's bytes are consecutive in the tensor too."""

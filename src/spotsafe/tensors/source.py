@@ -16,6 +16,7 @@ from torch import nn
 from spotsafe.checkpoint import typed
 from spotsafe.errors import SpotsafeError, StateMismatch
 from spotsafe.tensors import arrays
+from spotsafe.tensors.giving import Giving
 from spotsafe.tensors.memory import CPU
 from spotsafe.tensors.tree import COMPRESSED, PLAIN, WORDS, Json, as_bytes, clone, is_wrapper
 
@@ -34,6 +35,7 @@ class Source:
         on_cpu: leave every tensor on the CPU, whatever it was on.
         copy: whether the values get memory of their own; not needed for tensors that nobody else has.
         lenient: give an `Unbound` for an Enum or a dataclass without a live counterpart instead of an error.
+        giving: what `on_cpu` may hand over without a copy.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Source:
         on_cpu: bool = False,
         copy: bool = True,
         lenient: bool = False,
+        giving: Giving | None = None,
     ) -> None:
         self._tensors, self._on_cpu, self._lenient, self._copy = tensors, on_cpu, lenient, copy
+        self._giving = giving
         self._copies: dict[Hashable, Any] = {}
 
     def decode(self, node: Json, live: object = typed.MISSING, *, path: str = "") -> Any:
@@ -61,8 +65,8 @@ class Source:
         return typed.decode(node, leaf=self._leaf, live=live, path=path, lenient=self._lenient)
 
     def on_cpu(self) -> Source:
-        """The same, but every tensor stays on the CPU whatever it was on."""
-        return Source(self._tensors, on_cpu=True)
+        """The same, but every tensor stays on the CPU whatever it was on, and what nobody else needs is no copy."""
+        return Source(self._tensors, on_cpu=True, giving=self._giving)
 
     def view(self, name: str) -> torch.Tensor:
         """The saved tensor itself, only to be copied from.
@@ -84,7 +88,10 @@ class Source:
 
     def _own(self, name: str, device: torch.device) -> torch.Tensor:
         saved = self.view(name)
-        own = clone(saved) if self._copy else saved
+        if self._on_cpu and self._giving is not None:
+            own = self._giving.give(name, saved)
+        else:
+            own = clone(saved) if self._copy else saved
         return own if own.device == device else own.to(device)
 
     def _tensor(self, node: Mapping[str, Json], live: object) -> torch.Tensor:

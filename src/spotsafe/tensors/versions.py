@@ -12,6 +12,11 @@ from spotsafe.tensors.tree import NamedTensor
 _CHECKED = ("parameter", "moment")
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor's memory was written, as far as torch counts."""
+    return tensor._version  # noqa: SLF001 - torch has no public way
+
+
 class BuffersMark:
     """Tensors and their versions at one instant. Equal to another mark if they are the same objects, unwritten."""
 
@@ -20,7 +25,7 @@ class BuffersMark:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         # Holding the tensors keeps a new one from taking the address of an old one.
         self._tensors = tensors
-        self._versions = [one._version for one in tensors]  # noqa: SLF001 - torch has no public way
+        self._versions = [version_of(one) for one in tensors]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BuffersMark):
