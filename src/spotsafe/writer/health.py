@@ -57,6 +57,9 @@ class Scan:
     """Trainable parameters and moments."""
     buffers: frozenset[str]
 
+    def __or__(self, other: Scan) -> Scan:
+        return Scan(state=self.state | other.state, buffers=self.buffers | other.buffers)
+
     def health(self, *, before: frozenset[str]) -> Health:
         """The verdict: unhealthy if a parameter or a moment is not finite that was finite `before`."""
         return Health(
@@ -74,7 +77,7 @@ def scan(spans: Iterable[HealthSpan], *, arena: memoryview) -> Scan:
     """
     state: set[str] = set()
     buffers: set[str] = set()
-    for run in _neighbours(spans):
+    for run in neighbours(spans):
         if len(run) > 1 and is_finite(_staged(run[0], run[-1], arena), dtype=run[0].dtype):
             continue
         for span in run:
@@ -84,7 +87,7 @@ def scan(spans: Iterable[HealthSpan], *, arena: memoryview) -> Scan:
     return Scan(state=frozenset(state), buffers=frozenset(buffers))
 
 
-def _neighbours(spans: Iterable[HealthSpan]) -> Iterator[list[HealthSpan]]:
+def neighbours(spans: Iterable[HealthSpan]) -> Iterator[list[HealthSpan]]:
     """Spans of one type that lie side by side: thousands of small ones are looked at in one go."""
     run: list[HealthSpan] = []
     end = size = 0

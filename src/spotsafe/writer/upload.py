@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 from spotsafe.checkpoint import gc
@@ -28,7 +29,8 @@ from spotsafe.events import (
 from spotsafe.storage.store import Store
 from spotsafe.writer.beside import WORTH_IT, Begin, beside
 from spotsafe.writer.copied import CopyFailed, Staging
-from spotsafe.writer.health import scan
+from spotsafe.writer.examining import Examined, examine, spans_by_file
+from spotsafe.writer.health import Scan
 from spotsafe.writer.job import FrozenFile, SaveJob, SaveResult, StagedFile
 from spotsafe.writer.lending import Lender
 from spotsafe.writer.tidying import Tidying
@@ -145,8 +147,10 @@ class Uploader:
         size = sum(len(data) for _, data in (*staged, *idle) if data is not None)
         with beside(size if staging is None else max(size, WORTH_IT)) as at_once:
             begin = _after_the_copy(at_once, staging)
-            scanned = begin(partial(scan, job.health, arena=arena))
-            digests = [begin(partial(block_digests, data)) for _, data in staged]
+            examined = [
+                begin(partial(examine, file, _staged(file, arena), arena=arena, spans=spans))
+                for file, spans in spans_by_file(job.files, job.health)
+            ]
             idle_digests = [None if data is None else begin(partial(block_digests, data)) for _, data in idle]
             for file, data in staged:
                 if staging is not None:
@@ -157,11 +161,12 @@ class Uploader:
                 self._place_frozen(job, file, data, None if digest is None else digest.result())
                 for (file, data), digest in zip(idle, idle_digests, strict=True)
             )
-            health = scanned.result().health(before=job.nonfinite_before)
-            own = [
-                FileEntry(name=file.name, size=file.size, digests=one.result())
-                for file, one in zip(job.files, digests, strict=True)
-            ]
+            found: list[Examined] = [one.result() for one in examined]
+        health = _all(one.scan for one in found).health(before=job.nonfinite_before)
+        own = [
+            FileEntry(name=file.name, size=file.size, digests=one.digests)
+            for file, one in zip(job.files, found, strict=True)
+        ]
         progress.healthy = health.healthy
         files = (*own, *progress.frozen)
         own += [file for file in progress.frozen if file.checkpoint is None]
@@ -252,6 +257,10 @@ class Uploader:
         self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=text))
         if isinstance(error, Exception):
             self._tidying.note_failed(job.name, manifest_tried=progress.manifest_tried, error=error)
+
+
+def _all(scans: Iterable[Scan]) -> Scan:
+    return reduce(or_, scans, Scan(state=frozenset(), buffers=frozenset()))
 
 
 def _after_the_copy(begin: Begin, staging: Staging | None) -> Begin:
