@@ -20,6 +20,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 import spotsafe
 from spotsafe.checkpoint import dtypes, typed_decode, typed_scalars
@@ -336,9 +337,12 @@ def refer(run: Path) -> Path:
     (run / owner.folder).mkdir()
     (run / name.file(old)).rename(run / owner.file(new))
     (run / owner.manifest).write_bytes(encode_marker(Marker(state="retired", in_use=(new,))))
-    moved = replace(index.files[-1], name=new, checkpoint=str(owner), age_s=5.0)
+    moved = structs.replace(index.files[-1], name=new, checkpoint=str(owner), age_s=5.0)
     tensors = tuple(
-        replace(one, slices=tuple(replace(box, file=new) if box.file == old else box for box in one.slices))
+        structs.replace(
+            one,
+            slices=tuple(structs.replace(box, file=new) if box.file == old else box for box in one.slices),
+        )
         for one in index.tensors
     )
     data = encode_index(replace(index, files=(*index.files[:-1], moved), tensors=tensors))
