@@ -63,6 +63,25 @@ def test_writes_are_seen(write: object, moved: list[str], differs: list[str]) ->
     assert watched.differing() == differs
 
 
+@pytest.mark.parametrize(
+    "let_go",
+    [lambda tensor: tensor.share_memory_(), lambda tensor: tensor.untyped_storage().resize_(0)],
+    ids=["share_memory_", "resize_"],
+)
+def test_memory_that_its_storage_lets_go_is_not_read(let_go: object) -> None:
+    """No alias keeps that: to read it would end the process, or copy what others keep there by now."""
+    tensors = [torch.randn(LARGE), torch.randn(LARGE << 8)]  # so much goes back to the system at once
+    plan, capture, arena = planned(*tensors)
+    stage(plan, capture, arena.view)
+    copy = BesideCopy(plan, capture, arena.view, {0, 1})
+    assert callable(let_go)
+    let_go(tensors[1])
+    copy.start()
+    copy.wait()
+    assert copy.moved() == ["t1"]
+    assert copy.differing() == []
+
+
 def test_memory_is_kept_while_it_is_read() -> None:
     """A tensor that is given other memory, or is gone, does not take what is being copied with it."""
     tensor = torch.ones(LARGE)

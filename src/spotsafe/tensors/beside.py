@@ -7,6 +7,8 @@ import threading
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+import torch
+
 from spotsafe.tensors.plan import Placement, SavePlan
 from spotsafe.tensors.staging import box_of, memory_of
 from spotsafe.tensors.tree import PLAIN, Capture, NamedTensor
@@ -29,7 +31,8 @@ _copy.restype, _compare.restype = ctypes.c_void_p, ctypes.c_int
 class _Move(NamedTuple):
     """Bytes of a tensor and their place in the arena."""
 
-    name: str
+    tensor: int
+    """Position in the capture's tensors."""
     source: int
     target: int
     nbytes: int
@@ -50,26 +53,32 @@ class Watched:
     def __init__(self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: Collection[int]) -> None:
         # An alias keeps the memory, and counts the writes to it, when the program gives the tensor other memory.
         self._held = {at: capture.tensors[at].tensor.detach() for at in chosen}
-        self._versions = {at: version_of(alias) for at, alias in self._held.items()}
+        self._marks = {at: _mark(alias) for at, alias in self._held.items()}
         self._names = {at: capture.tensors[at].name for at in chosen}
         self._arena = memory_of(arena, plan.arena_size)
         self._moves = [self._move(place) for place in plan.placements if place.tensor in self._held]
 
     def moved(self) -> list[str]:
-        """Names of the tensors that were written meanwhile, as far as torch counts writes."""
-        return [
-            self._names[at] for at, alias in self._held.items() if version_of(alias) != self._versions[at]
-        ]
+        """Names of the tensors that were written meanwhile, as far as torch counts writes, or whose memory is gone."""
+        return [self._names[at] for at, alias in self._held.items() if _mark(alias) != self._marks[at]]
 
     def differing(self) -> list[str]:
-        """Names of the tensors whose bytes are not those of the arena."""
-        return [move.name for move in self._moves if any(_compare(*chunk) for chunk in _chunks(move))]
+        """Names of the tensors whose bytes are not those of the arena; of those that are where they were."""
+        return [
+            self._names[move.tensor]
+            for move in self._moves
+            if self._is_there(move.tensor) and any(_compare(*chunk) for chunk in _chunks(move))
+        ]
+
+    def _is_there(self, at: int) -> bool:
+        """False if the storage itself let its memory go (`share_memory_`, `resize_`): nobody may read that any more."""
+        return self._held[at].data_ptr() == self._marks[at][1]
 
     def _move(self, place: Placement) -> _Move:
         box = box_of(self._held[place.tensor], place)
         assert box.is_contiguous(), "a plan cuts along the first dimension that is longer than 1"
         target = self._arena.data_ptr() + place.arena_offset
-        return _Move(self._names[place.tensor], box.data_ptr(), target, place.nbytes)
+        return _Move(place.tensor, box.data_ptr(), target, place.nbytes)
 
 
 class BesideCopy(Watched):
@@ -97,6 +106,8 @@ class BesideCopy(Watched):
     def _run(self) -> None:
         for move in self._moves:
             for source, target, nbytes in _chunks(move):
+                if not self._is_there(move.tensor):
+                    return
                 _copy(target, source, nbytes)
 
 
@@ -112,6 +123,10 @@ def can_be_beside(one: NamedTensor) -> bool:
         and not tensor.is_neg()
         and not tensor.is_inference()
     )
+
+
+def _mark(alias: torch.Tensor) -> tuple[int, int]:
+    return version_of(alias), alias.data_ptr()
 
 
 def _chunks(move: _Move) -> Iterator[tuple[int, int, int]]:
