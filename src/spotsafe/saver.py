@@ -263,8 +263,7 @@ class Saver:
 
         def then(whole: bool, waited_s: float) -> None:
             if whole:
-                self._note_staged(job, frozen.staged_bytes, blocked=blocked + waited_s)
-                self._submit(job, arena, frozen)
+                self._hand_over(job, arena, frozen, blocked=blocked + waited_s)
             else:
                 self._discard(due, frozen)
 
@@ -276,6 +275,7 @@ class Saver:
             stage(due.plan, due.capture, arena.view, skip=chosen)
         except BaseException:
             self.overlap.give_up()
+            self._note_lost()
             raise
         blocked = self.clock.monotonic() - due.began
         if not chosen:
@@ -286,8 +286,7 @@ class Saver:
         self._discarded = due
         if frozen.arena is not None:
             frozen.arena.close()
-        self._frozen.forget_staged()
-        self.held_step, self._overdue = self._durable_step, True
+        self._note_lost()
         self.emit(events.SaveDiscarded(checkpoint=str(due.name), step=due.name.step))
 
     def _instead_of_discarded(self, due: _Due) -> _Due:
@@ -304,8 +303,7 @@ class Saver:
         frozen = self._frozen.stage(idle)
         job = self._job(due, frozen)
         self._note_copying(due)
-        self._note_staged(job, frozen.staged_bytes, blocked=self.clock.monotonic() - due.began)
-        self._submit(job, arena, frozen)
+        self._hand_over(job, arena, frozen, blocked=self.clock.monotonic() - due.began)
 
     def _write_while_copying(self, due: _Due, idle: Sequence[NamedTensor]) -> None:
         """Hand the save over before its files are filled: each is written when it is there."""
@@ -319,6 +317,15 @@ class Saver:
             staging.finish()
         except BaseException:  # Ctrl-C too, anywhere: else the writer would wait for ever
             staging.fail()
+            raise
+
+    def _hand_over(self, job: SaveJob, arena: Arena, frozen: StagedFrozen, *, blocked: float) -> None:
+        """Everything is copied: tell of it, and let it be written."""
+        try:
+            self._note_staged(job, frozen.staged_bytes, blocked=blocked)
+            self._submit(job, arena, frozen)
+        except BaseException:  # Ctrl-C, as in a slow sink: the program may go on
+            self._note_lost()
             raise
 
     def _submit(
@@ -357,6 +364,11 @@ class Saver:
         self.last_step, self._last_time, self._overdue = due.name.step, due.began, False
         self.held_step = due.name.step
         self._submitted_at = self.clock.monotonic()
+
+    def _note_lost(self) -> None:
+        """A save of which `_note_copying` was told is not to be: nothing holds that step."""
+        self._frozen.forget_staged()
+        self.held_step, self._overdue = self._durable_step, True
 
     def _note_staged(self, job: SaveJob, frozen_bytes: int, *, blocked: float) -> None:
         self._blocked[job.name] = blocked
