@@ -6,6 +6,7 @@ form goes on, and which loops may stand inside which.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -241,9 +242,14 @@ class Loops:
         else:
             self._refuse_used_up(loop)
         self.active.append(loop)
+        home = threading.get_ident()
         try:
             yield loop
             self._at_end(loop)
+        except GeneratorExit:  # left in the middle: the code behind it may write
+            if threading.get_ident() == home:  # else a collector found it, in any thread
+                self._engine.settle()
+            raise
         finally:
             position.freeze_feed()
             self.active.remove(loop)

@@ -15,6 +15,7 @@ from spotsafe.metrics import merged
 from spotsafe.moments import Moments
 from spotsafe.options import OnReclaim
 from spotsafe.policy.deadline import Plan, Situation, plan
+from spotsafe.positions import MANUAL
 from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.notice import ReclaimNotice
 from spotsafe.reclaim.watcher import Watch
@@ -98,7 +99,8 @@ class SafePoints:
             self.saver.poll()
             reason = self._reason_to_save(epoch_ended=epoch_ended)
             if reason is not None:
-                self._save_now(reason, beside=True)
+                # Nobody sees the end of a loop of the program's own, and the code behind it may write.
+                self._save_now(reason, beside=self.moments.positions.where != MANUAL)
         notice = self.watch.notice  # also one that came while a save waited for the writer
         if notice is not None:
             self._take_results()

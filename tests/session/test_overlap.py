@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import spotsafe
-from spotsafe import events as ev
+from spotsafe import events as ev, saver
 from spotsafe.overlap import Overlap
 from spotsafe.tensors import beside
 from spotsafe.tensors.beside import BesideCopy, Watched
@@ -336,6 +336,88 @@ def test_every_way_out_of_a_body_waits(leave: str, slow: SlowCopy) -> None:
     assert all(len(numbers) == 1 for numbers in run.published.values())
     assert 5 in run.published
     assert not run.discarded
+
+
+@pytest.mark.parametrize("leave", ["break", "error"])
+def test_code_behind_a_loop_that_was_left_may_write(leave: str, slow: SlowCopy) -> None:
+    """Early stopping at the top of a body, and then an average swapped in: the last checkpoint is one step's."""
+    run = Numbered()
+    with spotsafe.session(run.store, model=run.model, optimizer=run.optimizer, **run.options) as session:
+        with contextlib.suppress(Cut):
+            for step in session.range(8):
+                if step == 5 and leave == "break":
+                    break
+                if step == 5:
+                    raise Cut
+                run.optimizer.step()
+                session.wait()
+        write_uncounted(run)
+    assert slow.copied
+    assert run.published == each_step(5)
+    assert not run.discarded
+
+
+def test_a_loop_of_ones_own_is_copied_at_its_safe_points(slow: SlowCopy) -> None:
+    """Nobody sees its end, behind which the program may write."""
+    run = Numbered()
+    with spotsafe.session(run.store, model=run.model, optimizer=run.optimizer, **run.options) as session:
+        for _ in range(6):
+            session.wait()
+            run.optimizer.step()
+            session.safe_point()
+        write_uncounted(run)
+    assert run.published == each_step(6)
+    assert not slow.copied
+
+
+@pytest.mark.parametrize("step", [2, 5], ids=["probe", "copy"])
+def test_memory_that_goes_to_other_processes(step: int) -> None:
+    """As of a model that is handed to workers: its storages move, and the memory of before is nobody's."""
+    run = Numbered()
+
+    def hand_over(session: spotsafe.Run) -> None:
+        if session.step == step:
+            run.model.share_memory()
+
+    run.train(before=hand_over)
+    assert run.discarded == ([] if step == 2 else [5])
+    assert run.published == {one: {float(one)} for one in range(6, 0, -1) if one not in run.discarded}
+    assert "through .data" not in run.warnings
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("where", ["copy", "sink"])
+def test_an_interrupted_save_is_made_at_the_end(
+    where: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person's Ctrl-C, after which the program goes on to its end: nothing takes that step for saved."""
+    run = Numbered(overlap=overlap)
+    interrupted: list[int] = []
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        if not interrupted and run.optimizer.param_groups[0]["params"][0][0] == 5:
+            interrupted.append(5)
+            raise KeyboardInterrupt
+
+    class Impatient:
+        def emit(self, event: ev.Event) -> None:
+            if isinstance(event, ev.SaveStaged):
+                interrupt()
+
+    if where == "sink":
+        run.options["events"] = [run.sink, Impatient()]
+    else:
+        real = saver.stage
+        monkeypatch.setattr(saver, "stage", lambda *args, **more: (interrupt(), real(*args, **more)))
+    with (
+        spotsafe.session(run.store, model=run.model, optimizer=run.optimizer, **run.options) as session,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        for _ in session.range(8):
+            run.optimizer.step()
+            session.wait()
+    assert interrupted
+    assert run.published == each_step(5)
 
 
 def write_uncounted(run: Numbered) -> None:
