@@ -50,6 +50,12 @@ class _Running:
     whole: bool | None = None
     """None until it is judged."""
 
+    def uncounted(self) -> list[str]:
+        """Names of the tensors that are seen to have been written, whether torch counted that or not."""
+        if isinstance(self.watched, BesideCopy):
+            return self.watched.overtaken()
+        return self.watched.differing()
+
     def wait(self) -> None:
         """Return when nothing is being copied."""
         if isinstance(self.watched, BesideCopy):
@@ -218,7 +224,7 @@ class Overlap:
     def _judge(self, running: _Running) -> bool:
         """INVARIANT: only a copy that this finds whole is ever given to the writer."""
         moved = running.watched.moved()
-        differing = set() if running.then is not None else set(running.watched.differing()) - set(moved)
+        differing = set(running.uncounted()) - set(moved)
         if not moved and not differing:
             self._trust = self._trust.after_whole()
             return True

@@ -173,6 +173,21 @@ def test_an_uncounted_write_is_found_by_the_first_probe(slow: SlowCopy) -> None:
     assert all(len(numbers_of(run.store, step, "model.first")) == 1 for step in range(1, 7))
 
 
+def test_an_uncounted_write_of_all_of_a_tensor_is_seen_at_any_time() -> None:
+    """As of an average that is swapped in every thousand steps, which no probe happens to see."""
+    run, bodies = Numbered(), []
+
+    def swap_in_the_sixth(_: spotsafe.Run) -> None:
+        bodies.append(len(bodies))
+        if len(bodies) == 6:
+            run.model.first.data.add_(0.25)
+
+    run.train(8, before=swap_in_the_sixth, after=lambda _: run.model.first.data.floor_())
+    assert run.discarded == [5]
+    assert run.published == {step: {float(step)} for step in (8, 7, 6, 4, 3, 2, 1)}
+    assert "model.first was written through .data" in run.warnings
+
+
 def test_an_uncounted_write_after_wait_staged_is_fine(slow: SlowCopy) -> None:
     """The copy is over by then, and stays trusted."""
     run = Numbered()

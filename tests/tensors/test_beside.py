@@ -82,6 +82,19 @@ def test_memory_that_its_storage_lets_go_is_not_read(let_go: object) -> None:
     assert copy.differing() == []
 
 
+def test_a_copy_of_what_was_written_before_is_overtaken() -> None:
+    """Whether torch counts the write or not; what is written behind the copy does it no harm."""
+    tensors = [torch.randn(LARGE), torch.randn(LARGE + 1), torch.randn(LARGE)]
+    plan, capture, arena = planned(*tensors)
+    copy = BesideCopy(plan, capture, arena.view, {0, 1, 2})
+    tensors[1].data.add_(1)
+    copy.start()
+    copy.wait()
+    assert copy.overtaken() == ["t1"]
+    tensors[0].data.add_(1)
+    assert copy.overtaken() == ["t1"]
+
+
 def test_memory_is_kept_while_it_is_read() -> None:
     """A tensor that is given other memory, or is gone, does not take what is being copied with it."""
     tensor = torch.ones(LARGE)

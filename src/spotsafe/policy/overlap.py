@@ -4,7 +4,8 @@ Whoever writes to a tensor between the safe point and the next step of an optimi
 torch counts writes (``_version``), so such a copy is thrown away and made again. Writes through ``.data`` and those of
 fused optimizers are counted by nobody. Against them the trust is earned first: in the first saves, and in every
 fiftieth after them, training waits for the copy; and where a copy beside training would have to be over, the tensors
-are compared with it byte by byte. One difference ends the trust for good.
+are compared with it byte by byte. Every other copy is compared, in three places of each tensor, with what was there at
+the safe point. One difference ends the trust for good.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class OverlapTrust:
         return replace(self, copies=self.copies + 1, thrown_away=away, waits_for=waits_for, off=off)
 
     def after_difference(self, names: Collection[str]) -> OverlapTrust:
-        """These tensors are not what they were, and nobody counted a write: the next would not be seen."""
+        """These tensors are not what they were, and nobody counted a write: the next might not be seen."""
         off = f"{min(names)} was written through .data or by a fused kernel before the optimizer's step"
-        return replace(self, copies=self.copies + 1, off=off)
+        away = self.thrown_away + (not self.probes)
+        return replace(self, copies=self.copies + 1, thrown_away=away, off=off)

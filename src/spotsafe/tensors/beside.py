@@ -18,6 +18,8 @@ LEAST_BYTES = 64 << 10
 """Tensors from this size on are worth it: a smaller one is copied faster than it is remembered."""
 _CHUNK = 8 << 20
 """Bytes of one call that nobody can interrupt."""
+_SAMPLE = 64
+"""Bytes at the beginning, the middle and the end of a tensor that are remembered from the safe point."""
 NAME = "spotsafe-copy"
 
 # Unlike `PyDLL`, these let the interpreter's lock go while they work: training goes on.
@@ -89,6 +91,7 @@ class BesideCopy(Watched):
 
     def __init__(self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: Collection[int]) -> None:
         super().__init__(plan, capture, arena, chosen)
+        self._samples = [_sample(move.source, move.nbytes) for move in self._moves]
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
 
     def start(self) -> None:
@@ -103,11 +106,23 @@ class BesideCopy(Watched):
         """Return when everything is copied."""
         self._thread.join()
 
+    def overtaken(self) -> list[str]:
+        """Names of the tensors that were other when they were copied than at the start; to be asked after `wait`.
+
+        Whatever writes all of a tensor is found so, counted by torch or not: an average that is swapped in now and
+        then through ``.data``. What writes a few elements is for a probe to find.
+        """
+        return [
+            self._names[move.tensor]
+            for move, sample in zip(self._moves, self._samples, strict=True)
+            if _sample(move.target, move.nbytes) != sample
+        ]
+
     def _run(self) -> None:
         for move in self._moves:
             for source, target, nbytes in _chunks(move):
                 if not self._is_there(move.tensor):
-                    return
+                    break
                 _copy(target, source, nbytes)
 
 
@@ -127,6 +142,11 @@ def can_be_beside(one: NamedTensor) -> bool:
 
 def _mark(alias: torch.Tensor) -> tuple[int, int]:
     return version_of(alias), alias.data_ptr()
+
+
+def _sample(address: int, nbytes: int) -> bytes:
+    places = (0, nbytes // 2, max(0, nbytes - _SAMPLE))
+    return b"".join(ctypes.string_at(address + at, min(_SAMPLE, nbytes - at)) for at in places)
 
 
 def _chunks(move: _Move) -> Iterator[tuple[int, int, int]]:
