@@ -262,6 +262,36 @@ def test_superseded_attempt_publishes_and_deletes_nothing(verb: str, where: str)
     assert steps(inner) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("newer_is_there", [True, False])
+def test_a_save_whose_file_is_taken_from_it(*, newer_is_there: bool) -> None:
+    """By the sweep of a newer attempt: it is superseded, which no restart may answer. By nobody: the save failed."""
+    inner, sink = MemoryStore(), RecordingSink()
+    zombie = Attempt(inner)
+    zombie.save(1)
+
+    class Sweeping(RecordingSink):
+        def emit(self, event: Event) -> None:
+            sink.emit(event)
+            if isinstance(event, FileWritten):
+                if newer_is_there:
+                    Attempt(inner).save(5)
+                for path in [path for path in inner.objects if event.checkpoint in path]:
+                    inner.delete(path)
+
+    save = stage(CheckpointName(1, 2, 2, zombie.record.nonce), ARRAYS)
+    result = Uploader(inner, emit=Sweeping().emit, monotonic=lambda: 0.0).run(save.job, save.arena)
+    assert not result.published
+    if newer_is_there:
+        assert (result.superseded_by, result.error) == (2, None)
+        assert sink.of(AttemptSuperseded) == [AttemptSuperseded(attempt=1, newer=2)]
+        assert not sink.of(SaveFailed)
+        assert steps(inner) == [1, 5]
+    else:
+        assert result.superseded_by is None
+        assert isinstance(result.error, StorageNotFound)
+        assert sink.of(SaveFailed)
+
+
 def test_abandoned_save_is_not_published() -> None:
     """A zombie whose folder was swept by a newer attempt publishes nothing, and learns that it is one."""
     inner = MemoryStore()

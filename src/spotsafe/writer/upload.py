@@ -11,13 +11,14 @@ from operator import or_
 from typing import Any
 
 from spotsafe.checkpoint import gc
+from spotsafe.checkpoint.attempts import newer_attempt
 from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
 from spotsafe.checkpoint.index import EncodedIndex, FileEntry, Index, encode_index
 from spotsafe.checkpoint.layout import index_file
 from spotsafe.checkpoint.manifest import Health, Manifest, Part, Reference
 from spotsafe.checkpoint.markers import EndedAt
 from spotsafe.checkpoint.publish import publish
-from spotsafe.errors import SpotsafeError, StorageError
+from spotsafe.errors import SpotsafeError, StorageError, StorageNotFound
 from spotsafe.events import (
     AttemptSuperseded,
     CheckpointPublished,
@@ -120,6 +121,8 @@ class Uploader:
             expected = isinstance(error, SpotsafeError)
             _log.log(logging.DEBUG if expected else logging.ERROR, "save %s failed", job.name, exc_info=True)
             progress.error = _without_tracebacks(error)
+        if isinstance(progress.error, StorageNotFound) and not progress.manifest_tried:
+            self._ask_who_took(job, progress)
         if progress.error is not None:
             self._report(job, progress, progress.error)
         return SaveResult(
@@ -248,6 +251,18 @@ class Uploader:
                     rollbacks=job.rollbacks,
                 ),
             )
+
+    def _ask_who_took(self, job: SaveJob, progress: _Progress) -> None:
+        """A file of ours is gone. The sweep of a newer attempt takes what is not published yet: was it that?"""
+        try:
+            newer = newer_attempt(
+                self._store, job.name.attempt, nonce=job.name.nonce if self._alone else None
+            )
+        except SpotsafeError:  # what is known already is told
+            return
+        if newer is not None:
+            progress.error, progress.superseded_by = None, newer
+            self._emit(AttemptSuperseded(attempt=job.name.attempt, newer=newer))
 
     def _report(self, job: SaveJob, progress: _Progress, error: BaseException) -> None:
         text = str(error) or type(error).__name__
