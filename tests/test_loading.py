@@ -21,6 +21,7 @@ from spotsafe.checkpoint.gc import anything
 from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, StateMismatch, StorageNotFound
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
+from spotsafe.tensors import filling
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import Attempt
 from spotsafe.testing.states import write_checkpoint
@@ -265,7 +266,7 @@ def test_a_checkpoint_that_is_retired_while_it_is_read_is_exchanged_for_the_newe
     assert spotsafe.load(store, "weight0")["weight0"][0].item() == 1.0
 
 
-def test_a_named_one_that_is_retired_while_it_is_read_is_an_error(tmp_path):
+def test_a_named_one_that_is_retired_while_it_is_read_is_an_error(tmp_path, monkeypatch):
     """Step 2 was asked for and nothing else will do; the error says what happened."""
     attempt = Attempt(open_store(str(tmp_path)))
     attempt.save(1)
@@ -276,7 +277,7 @@ def test_a_named_one_that_is_retired_while_it_is_read_is_an_error(tmp_path):
     with pytest.raises(DamagedCheckpoint, match=r"data-00000-001\.safetensors: is missing"):
         spotsafe.load(f"{tmp_path}@2", "weight1")
 
-    real = spotsafe.loading.read_ranges
+    real = filling.read_ranges
 
     def read(*arguments: Any, **options: Any) -> None:
         cleaning = Cleaning(store=store, attempt=1, on_event=print, known={}, may_delete=anything, now=0.0)
@@ -284,12 +285,9 @@ def test_a_named_one_that_is_retired_while_it_is_read_is_an_error(tmp_path):
         cleaning.retire([name])
         real(*arguments, **options)
 
-    spotsafe.loading.read_ranges = read
-    try:
-        with pytest.raises(CheckpointNotFound, match="was deleted while it was read"):
-            spotsafe.load(f"{tmp_path}@2", "weight0")
-    finally:
-        spotsafe.loading.read_ranges = real
+    monkeypatch.setattr(filling, "read_ranges", read)
+    with pytest.raises(CheckpointNotFound, match="was deleted while it was read"):
+        spotsafe.load(f"{tmp_path}@2", "weight0")
 
 
 def test_a_run_whose_checkpoints_all_vanish_ends_in_an_error():

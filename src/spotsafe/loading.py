@@ -15,6 +15,7 @@ import torch
 from spotsafe.checkpoint.candidates import Candidate, read_candidate, read_index
 from spotsafe.checkpoint.catalog import resolve, split_target
 from spotsafe.checkpoint.index import Index, Slice, TensorEntry, tiling_problem
+from spotsafe.checkpoint.index_values import entries_by_name
 from spotsafe.checkpoint.layout import MANIFEST
 from spotsafe.checkpoint.naming import Contents, Json, contents
 from spotsafe.checkpoint.ranges import Range, check_sizes, read_ranges
@@ -23,7 +24,7 @@ from spotsafe.checkpoint.typed_values import tensor_names
 from spotsafe.errors import CheckpointNotFound, DamagedCheckpoint, StateMismatch, StorageNotFound
 from spotsafe.storage.open import open_store
 from spotsafe.storage.store import Store
-from spotsafe.tensors.filling import Filling
+from spotsafe.tensors.filling import read_filled
 from spotsafe.tensors.memory import new_bytes, view_of
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.source import Source
@@ -50,11 +51,7 @@ class Opened:
 
     def tensors(self) -> dict[str, list[TensorEntry]]:
         """What the ranks wrote of each tensor."""
-        found: dict[str, list[TensorEntry]] = {}
-        for index in self.indexes:
-            for entry in index.tensors:
-                found.setdefault(entry.name, []).append(entry)
-        return found
+        return entries_by_name(self.indexes)
 
 
 def load(
@@ -170,12 +167,7 @@ def read_tensors(opened: Opened, names: Collection[str]) -> dict[str, torch.Tens
     check_sizes(opened.store, name, opened.indexes, files)
     what = f"{opened.name} (of {', '.join(sorted(files)[:_SHOWN])})"
     check_room(sum(files.values()), what=what)
-    with collection_paused(), room_for(what, by_torch=True):
-        filling = Filling(wanted)
-        ranges = list(filling.ranges())
-    read_ranges(opened.store, name, opened.indexes, ranges)
-    with collection_paused(), room_for(what, by_torch=True):
-        return filling.tensors()
+    return read_filled(opened.store, name, opened.indexes, wanted, what=what)
 
 
 def read_slices(opened: Opened, wanted: Sequence[tuple[TensorEntry, Slice]]) -> list[torch.Tensor]:

@@ -50,17 +50,6 @@ class _Running:
     whole: bool | None = None
     """None until it is judged."""
 
-    def uncounted(self) -> list[str]:
-        """Names of the tensors that are seen to have been written, whether torch counted that or not."""
-        if isinstance(self.watched, BesideCopy):
-            return self.watched.overtaken()
-        return self.watched.differing()
-
-    def wait(self) -> None:
-        """Return when nothing is being copied."""
-        if isinstance(self.watched, BesideCopy):
-            self.watched.wait()
-
 
 class Overlap:
     """Runs at most one copy beside training, and sees that it is whole before anybody uses it.
@@ -207,7 +196,7 @@ class Overlap:
         """The save of the copy under way is not to be: wait for its thread, and forget it."""
         running, self._running = self._running, None
         if running is not None and os.getpid() == self._process:
-            running.wait()
+            running.watched.wait()
 
     def _judged(self) -> _Running | None:
         running = self._running
@@ -216,7 +205,7 @@ class Overlap:
         began = self._clock.monotonic()
         with self._lock:
             if running.whole is None:
-                running.wait()
+                running.watched.wait()
                 running.whole = self._judge(running)
         running.waited_s += self._clock.monotonic() - began
         return running
@@ -224,7 +213,7 @@ class Overlap:
     def _judge(self, running: _Running) -> bool:
         """INVARIANT: only a copy that this finds whole is ever given to the writer."""
         moved = running.watched.moved()
-        differing = set(running.uncounted()) - set(moved)
+        differing = set(running.watched.differing()) - set(moved)
         if not moved and not differing:
             self._trust = self._trust.after_whole()
             return True

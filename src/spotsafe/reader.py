@@ -23,11 +23,11 @@ from spotsafe.checkpoint.candidates import (
     read_candidate,
     read_index,
 )
-from spotsafe.checkpoint.index import FileEntry, Index, TensorEntry, tiling_problem
+from spotsafe.checkpoint.index import FileEntry, Index, tiling_problem
+from spotsafe.checkpoint.index_values import entries_by_name
 from spotsafe.checkpoint.layout import CheckpointName, is_frozen_file
 from spotsafe.checkpoint.manifest import Manifest
-from spotsafe.checkpoint.ranges import read_ranges
-from spotsafe.checkpoint.room import check_room, room_for
+from spotsafe.checkpoint.room import check_room
 from spotsafe.errors import (
     DamagedCheckpoint,
     NoUsableCheckpoint,
@@ -36,7 +36,7 @@ from spotsafe.errors import (
 )
 from spotsafe.events import CheckpointPassedOver, Event, RestoreStarted, RestoreVerified
 from spotsafe.storage.store import Store
-from spotsafe.tensors.filling import Filling
+from spotsafe.tensors.filling import read_filled
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import Json, SavedState, Spec
@@ -345,18 +345,10 @@ def _read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Every tensor in memory of its own, which nothing else shares."""
     with collection_paused():
-        parts: dict[str, list[TensorEntry]] = {}
-        for index in indexes:
-            for entry in index.tensors:
-                parts.setdefault(entry.name, []).append(entry)
+        wanted = entries_by_name(indexes)
     files = [entry.shown() for index in indexes for entry in index.files]
     what = f"{name} (of {', '.join(files[:_SHOWN])})"
-    with collection_paused(), room_for(what, by_torch=True):
-        filling = Filling(parts)
-        ranges = list(filling.ranges())
-    read_ranges(store, name, indexes, ranges, threads=threads, every_block=True)
-    with collection_paused(), room_for(what, by_torch=True):
-        return filling.tensors()
+    return read_filled(store, name, indexes, wanted, what=what, threads=threads, every_block=True)
 
 
 def _check_room(name: CheckpointName, entries: Sequence[FileEntry]) -> None:

@@ -74,9 +74,10 @@ def test_this_file_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Overlap, "_before_step", lambda *_: None)
     monkeypatch.setattr(Watched, "moved", lambda _: [])
     monkeypatch.setattr(Watched, "differing", lambda _: [])
+    monkeypatch.setattr(BesideCopy, "differing", lambda _: [])
     run = Numbered()
     run.train()
-    assert run.published != each_step(6)
+    assert any(numbers != {float(step)} for step, numbers in run.published.items())
 
 
 def test_overlap_can_be_switched_off(slow: SlowCopy) -> None:

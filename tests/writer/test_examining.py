@@ -33,7 +33,7 @@ def looked_at(data: bytes, spans: list[HealthSpan], *, offset: int = 0) -> exami
     """As a file that begins at an offset of the arena."""
     arena = memoryview(bytes(offset) + data)
     file = StagedFile(name="data", arena_offset=offset, size=len(data))
-    found = examine(file, arena[offset:], arena=arena, spans=spans)
+    found = examine(file, arena=arena, spans=spans)
     assert found.digests == block_digests(data)
     assert found.scan == scan(spans, arena=arena)
     return found
@@ -100,8 +100,7 @@ def test_what_is_not_there(one: HealthSpan, message: str) -> None:
         files = [StagedFile(name="data", arena_offset=0, size=4096)]
     with pytest.raises(ValueError, match=message):
         for file, spans in spans_by_file(files, [one]):
-            part = arena[file.arena_offset : file.arena_offset + file.size]
-            examine(file, part, arena=arena, spans=spans)
+            examine(file, arena=arena, spans=spans)
 
 
 @given(

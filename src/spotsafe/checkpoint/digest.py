@@ -23,6 +23,11 @@ def block_count(size: int, *, block_size: int = BLOCK) -> int:
     return -(-size // block_size)
 
 
+def new_block_digest() -> xxhash.xxh3_128:
+    """A digest of one block that is fed piece by piece; `hexdigest` then gives what `block_digest` gives."""
+    return xxhash.xxh3_128()
+
+
 def block_digest(data: memoryview | bytes) -> str:
     """Digest of one block: 32 lowercase hexadecimal characters, most significant byte first."""
     return xxhash.xxh3_128_hexdigest(data)

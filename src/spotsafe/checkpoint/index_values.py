@@ -6,7 +6,7 @@ and the collector never looks at them, since they hold nothing that could hold t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,3 +76,12 @@ class Index:
     """Tracked name -> its state in typed JSON; tensors in it are references to names of `tensors`."""
     session: Any = None
     """The session's own state in typed JSON: positions of the loops, RNG, values, names of the nonfinite."""
+
+
+def entries_by_name(indexes: Iterable[Index]) -> dict[str, list[TensorEntry]]:
+    """What all ranks wrote of each tensor."""
+    found: dict[str, list[TensorEntry]] = {}
+    for index in indexes:
+        for entry in index.tensors:
+            found.setdefault(entry.name, []).append(entry)
+    return found

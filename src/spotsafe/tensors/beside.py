@@ -60,12 +60,18 @@ class Watched:
         self._arena = memory_of(arena, plan.arena_size)
         self._moves = [self._move(place) for place in plan.placements if place.tensor in self._held]
 
+    def wait(self) -> None:
+        """Return when nothing is being copied."""
+
     def moved(self) -> list[str]:
         """Names of the tensors that were written meanwhile, as far as torch counts writes, or whose memory is gone."""
         return [self._names[at] for at, alias in self._held.items() if _mark(alias) != self._marks[at]]
 
     def differing(self) -> list[str]:
-        """Names of the tensors whose bytes are not those of the arena; of those that are where they were."""
+        """Names of the tensors that are seen to be other than at the start, counted by torch or not.
+
+        Here: whose bytes are not those of the arena, of those that are where they were.
+        """
         return [
             self._names[move.tensor]
             for move in self._moves
@@ -106,8 +112,8 @@ class BesideCopy(Watched):
         """Return when everything is copied."""
         self._thread.join()
 
-    def overtaken(self) -> list[str]:
-        """Names of the tensors that were other when they were copied than at the start; to be asked after `wait`.
+    def differing(self) -> list[str]:
+        """The same, of what was other already when it was copied; to be asked after `wait`.
 
         Whatever writes all of a tensor is found so, counted by torch or not: an average that is swapped in now and
         then through ``.data``. What writes a few elements is for a probe to find.

@@ -14,9 +14,13 @@ from operator import itemgetter
 import torch
 
 from spotsafe.checkpoint import dtypes
-from spotsafe.checkpoint.index import Slice, TensorEntry
-from spotsafe.checkpoint.ranges import Range
+from spotsafe.checkpoint.index_values import Index, Slice, TensorEntry
+from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.checkpoint.ranges import THREADS, Range, read_ranges
+from spotsafe.checkpoint.room import room_for
+from spotsafe.storage.store import Store
 from spotsafe.tensors.memory import CPU, SMALL, new_bytes, view_of
+from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.runs import Placed, Run, only_piece, runs
 from spotsafe.tensors.tree import torch_dtype
 
@@ -60,6 +64,39 @@ class Filling:
         while self._spans:
             found.update(self._spans.pop().tensors())
         return {name: found[name] for name in self._names}
+
+
+def read_filled(
+    store: Store,
+    name: CheckpointName,
+    indexes: Sequence[Index],
+    wanted: Mapping[str, Sequence[TensorEntry]],
+    *,
+    what: str,
+    threads: int = THREADS,
+    every_block: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Read and verify tensors, each into memory of its own, which nothing else shares.
+
+    Args:
+        store: the run.
+        name: the checkpoint.
+        indexes: its own, all of them.
+        wanted: by name, what all ranks wrote of each tensor.
+        what: which files it takes memory for, for people.
+        threads: see `read_ranges`.
+        every_block: see `read_ranges`.
+
+    Raises:
+        NotEnoughMemory: there is none for them.
+        StorageError, DamagedCheckpoint: as `read_ranges`.
+    """
+    with collection_paused(), room_for(what, by_torch=True):
+        filling = Filling(wanted)
+        ranges = list(filling.ranges())
+    read_ranges(store, name, indexes, ranges, threads=threads, every_block=every_block)
+    with collection_paused(), room_for(what, by_torch=True):
+        return filling.tensors()
 
 
 @dataclass(slots=True)

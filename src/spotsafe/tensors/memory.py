@@ -10,6 +10,15 @@ import torch
 CPU: Final = torch.device("cpu")
 SMALL: Final = 1 << 14
 """Bytes up to which calls of torch cost more than the copy."""
+MANY: Final = 4
+"""From so many tensors of one dtype and shape on, one call for all of them costs less than one for each."""
+AT_ONCE: Final = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    }
+)
+"""Dtypes of which one call of torch copies many tensors, bit for bit. Bytes of a bool are not only 0 and 1."""
 
 copy_bytes = ctypes.PyDLL(
     None

@@ -20,7 +20,7 @@ import torch
 from spotsafe.checkpoint import dtypes, layout
 from spotsafe.checkpoint.image import METADATA, PAGE, ImageTensor, plan_image
 from spotsafe.checkpoint.index import Slice, TensorEntry
-from spotsafe.tensors.memory import SMALL
+from spotsafe.tensors.memory import MANY, SMALL
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.tree import NamedTensor, dtype_name
 from spotsafe.writer.job import HealthSpan, StagedFile
@@ -37,7 +37,6 @@ _SCANNED = ("parameter", "moment", "buffer")
 _FLOATING = ("float", "bfloat", "complex")
 _TINY = 1 << 20
 """Limits up to this one count the tensors alone; above, a file keeps the limit with its header."""
-_MANY = 4
 _ENTRY_BYTES = 160
 """More than the header needs for one tensor beside its name and the numbers of its shape."""
 
@@ -224,7 +223,7 @@ class _Layout:
         begin = len(self._placements)
         for _, group in groupby(kinds, key=id):  # whole tensors of one kind share the object
             same = list(group)
-            if len(same) >= _MANY and 0 < same[0].nbytes <= SMALL:
+            if len(same) >= MANY and 0 < same[0].nbytes <= SMALL:
                 self._rows.append(range(begin, begin + len(same)))
             begin += len(same)
 

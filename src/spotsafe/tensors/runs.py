@@ -12,18 +12,10 @@ from typing import Any, TypeAlias
 import torch
 
 from spotsafe.checkpoint.index import Slice, TensorEntry
-from spotsafe.tensors.memory import CPU, copy_bytes
+from spotsafe.tensors.memory import AT_ONCE, CPU, MANY, copy_bytes
 from spotsafe.tensors.tree import torch_dtype
 
-_MANY = 4
 _unbind_copy: Any = torch.unbind_copy  # torch's own types say that it gives nothing
-_COPIED = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
-    }
-)
-"""Dtypes of which torch copies many at once, bit for bit. Bytes of a bool are not only 0 and 1."""
 
 Placed: TypeAlias = tuple[int, int, str, TensorEntry]
 """A tensor that lies in one piece: start in its file, bytes, name."""
@@ -48,12 +40,12 @@ class Run:
             start: where in the file they begin.
         """
         dtype = torch_dtype(self.dtype)
-        if not self._is_row(dtype, self.start - start) or dtype not in _COPIED:
+        if not self._is_row(dtype, self.start - start) or dtype not in AT_ONCE:
             return self._copied_singly(dtype, data.data_ptr() + self.start - start)
         return zip(self.names, _unbind_copy(self._row(data, start, dtype)), strict=True)
 
     def _is_row(self, dtype: torch.dtype, at: int) -> bool:
-        return len(self.names) >= _MANY and at % dtype.itemsize == 0
+        return len(self.names) >= MANY and at % dtype.itemsize == 0
 
     def _row(self, data: torch.Tensor, start: int, dtype: torch.dtype) -> torch.Tensor:
         """All of them as one tensor."""

@@ -8,20 +8,13 @@ from operator import attrgetter
 
 import torch
 
-from spotsafe.tensors.memory import SMALL, copy_bytes, new_bytes
+from spotsafe.tensors.memory import AT_ONCE, SMALL, copy_bytes, new_bytes
 from spotsafe.tensors.pause import collection_paused
 from spotsafe.tensors.plan import Placement, SavePlan
 from spotsafe.tensors.tree import PLAIN, Capture, NamedTensor, as_bytes, dtype_name
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What stands for the items of a strided copy, by size."""
-_AT_ONCE = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
-    }
-)
-"""Dtypes of which torch copies many at once, bit for bit."""
 _ROW = 256
 """Tensors of one call, which nobody can interrupt; more of them save nothing."""
 _PLAIN, _IS_CPU = frozenset(PLAIN), attrgetter("is_cpu")
@@ -58,8 +51,10 @@ def stage(
     with torch.no_grad(), collection_paused():
         memory = memory_of(arena, plan.arena_size)
         for places, is_row in _stretches(plan):
-            if not (is_row and not skip and _copied_at_once(places, live, memory, files)):
-                _copy_singly(places, live, memory, skip=skip, files=files)
+            mine = [place for place in places if place.tensor not in skip] if skip else places
+            whole_row = is_row and len(mine) == len(places)
+            if not (whole_row and _copied_at_once(places, live, memory, files)):
+                _copy_singly(mine, live, memory, files=files)
     files.finish()
 
 
@@ -107,13 +102,10 @@ def _copy_singly(
     live: Sequence[torch.Tensor],
     memory: torch.Tensor,
     *,
-    skip: Collection[int],
     files: _Files,
 ) -> None:
     base = memory.data_ptr()
     for place in places:
-        if place.tensor in skip:
-            continue
         tensor, start, size = live[place.tensor], place.arena_offset, place.nbytes
         if start >= files.end:
             files.pass_to(start)
@@ -131,7 +123,7 @@ def _copied_at_once(
     """Copy whole tensors of one dtype and shape, which lie side by side, by one call; false if it cannot be."""
     row, first, last = [live[place.tensor] for place in places], places[0], places[-1]
     dtype = row[0].dtype
-    if dtype not in _AT_ONCE or not _PLAIN.issuperset(map(type, row)) or not all(map(_IS_CPU, row)):
+    if dtype not in AT_ONCE or not _PLAIN.issuperset(map(type, row)) or not all(map(_IS_CPU, row)):
         return False
     files.pass_to(first.arena_offset)
     target = memory[first.arena_offset : last.arena_offset + last.nbytes].view(dtype)

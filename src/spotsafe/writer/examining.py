@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
-import xxhash
 
-from spotsafe.checkpoint.digest import BLOCK
+from spotsafe.checkpoint.digest import BLOCK, new_block_digest
 from spotsafe.writer.health import Scan, is_finite, neighbours, scan
 from spotsafe.writer.job import HealthSpan, StagedFile
 
@@ -41,27 +40,25 @@ class _Run:
     spans: Sequence[HealthSpan]
 
 
-def examine(
-    file: StagedFile, data: memoryview, *, arena: memoryview, spans: Iterable[HealthSpan]
-) -> Examined:
+def examine(file: StagedFile, *, arena: memoryview, spans: Iterable[HealthSpan]) -> Examined:
     """Digest a file and search it for NaN and infinity.
 
     Args:
         file: where it lies.
-        data: its bytes.
         arena: all staged bytes.
         spans: what is to be searched in the file.
 
     Raises:
         ValueError: a span that is no whole number of values, or lies outside the file.
     """
+    data = arena[file.arena_offset : file.arena_offset + file.size]
     runs = list(_runs(file, spans))
     digests: list[str] = []
     suspects: set[int] = set()
     ahead = 0
     with np.errstate(all="ignore"):  # of sums that overflow, and of the infinities that are looked for
         for block in range(0, len(data), BLOCK):
-            digest = xxhash.xxh3_128()
+            digest = new_block_digest()
             for start in range(block, min(block + BLOCK, len(data)), CHUNK):
                 end = min(start + CHUNK, block + BLOCK, len(data))
                 digest.update(data[start:end])

@@ -151,7 +151,7 @@ class Uploader:
         with beside(size if staging is None else max(size, WORTH_IT)) as at_once:
             begin = _after_the_copy(at_once, staging)
             examined = [
-                begin(partial(examine, file, _staged(file, arena), arena=arena, spans=spans))
+                begin(partial(examine, file, arena=arena, spans=spans))
                 for file, spans in spans_by_file(job.files, job.health)
             ]
             idle_digests = [None if data is None else begin(partial(block_digests, data)) for _, data in idle]
