@@ -185,7 +185,7 @@ def _made(bucket: str, **options: Any) -> Any:
 def _protection(live: Live) -> dict[str, Any]:
     """What tells the server that a part is not what was sent: a signature of its SHA-256, or else a CRC beside TLS.
 
-    The CRC costs a fifth of the SHA-256. A server that refuses it is left to boto3.
+    The CRC costs a small part of what the SHA-256 does. A server that refuses it is left to boto3.
     """
     if live.signs_bodies:
         return {"unsigned_payload": False}
