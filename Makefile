@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that share the tests. Each starts servers of its own, so more than a few do not pay.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 INSTALLED := $(VENV)/.installed
 FOR_TESTS := $(VENV)/.for-tests
 
@@ -16,10 +19,10 @@ demo: $(INSTALLED)  ## train, be reclaimed and killed, resume, and compare bit f
 	$(BIN)/spotsafe demo
 
 test: $(FOR_TESTS)  ## all tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-quick: $(FOR_TESTS)  ## the tests that take no time
-	$(BIN)/python -m pytest -m "not slow and not prove"
+	$(PYTEST) -m "not slow and not prove"
 
 lint: $(FOR_TESTS)  ## style, types, and which layer may import which
 	$(BIN)/ruff check .

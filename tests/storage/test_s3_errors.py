@@ -18,7 +18,13 @@ from spotsafe.errors import (
     StorageShort,
     StorageUnavailable,
 )
-from spotsafe.storage.s3_errors import class_of_answer, class_of_s3_error, code_of, s3_translated
+from spotsafe.storage.s3_errors import (
+    class_of_answer,
+    class_of_s3_error,
+    code_of,
+    is_in_a_circle,
+    s3_translated,
+)
 from tests.storage.fake_s3 import client_error
 
 exceptions = pytest.importorskip("botocore.exceptions", reason="boto3 is not installed (extra s3)")
@@ -172,6 +178,15 @@ def test_an_earlier_answer_does_not_count() -> None:
         error = make(kind)
         error.__context__ = client_error("NoSuchKey", 404)
         assert class_of_s3_error(error) is StorageUnavailable
+
+
+def test_a_circle_is_one_wherever_it_ends() -> None:
+    """How deep the caller's stack is decides whether botocore wraps the error that ends its redirections."""
+    wrapped = exceptions.HTTPClientError(error="maximum recursion depth exceeded")
+    assert not is_in_a_circle(wrapped)
+    wrapped.__context__ = RecursionError()
+    assert is_in_a_circle(wrapped)
+    assert is_in_a_circle(RecursionError())
 
 
 def test_what_is_not_translated() -> None:

@@ -22,7 +22,7 @@ import boto3
 from botocore.config import Config
 
 from spotsafe.errors import StorageError
-from spotsafe.storage.s3_errors import EXPIRED, code_of
+from spotsafe.storage.s3_errors import EXPIRED, code_of, is_in_a_circle
 
 CONNECTIONS = 8
 """Parts of large objects that are sent or received at the same time, over all threads of a store."""
@@ -93,20 +93,22 @@ class Bucket:
         live = self.live()
         try:
             return getattr(live.client, method)(Bucket=self.name, **params)
-        except RecursionError as error:  # botocore follows redirections by calling itself
-            endpoint = live.client.meta.endpoint_url
-            raise StorageError(
-                f"{endpoint} sends every request for s3://{self.name} on, and in a circle; "
-                "check the endpoint (AWS_ENDPOINT_URL) and the region",
-                path=f"s3://{self.name}",
-            ) from error
         except Exception as error:
+            if is_in_a_circle(error):
+                raise self._redirected(live) from error
             if code_of(error) not in EXPIRED:
                 raise
         body = params.get("Body")
         if isinstance(body, View):
             body.seek(0)
         return getattr(self._renewed(live).client, method)(Bucket=self.name, **params)
+
+    def _redirected(self, live: Live) -> StorageError:
+        return StorageError(
+            f"{live.client.meta.endpoint_url} sends every request for s3://{self.name} on, and in a circle; "
+            "check the endpoint (AWS_ENDPOINT_URL) and the region",
+            path=f"s3://{self.name}",
+        )
 
     def _renewed(self, old: Live) -> Live:
         pid = os.getpid()

@@ -58,6 +58,16 @@ def code_of(error: BaseException) -> str:
     return str(_answer(error).get("Error", {}).get("Code", ""))
 
 
+def is_in_a_circle(error: BaseException) -> bool:
+    """Whether a server redirects for ever: botocore follows by calling itself, and may wrap what ends that."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, RecursionError):
+            return True
+        found = found.__context__
+    return False
+
+
 def class_of_s3_error(error: BaseException) -> type[StorageError]:
     """The class for what botocore, or the connection below it, raised; `StorageError` for what is unknown."""
     if _answer(error):
