@@ -25,6 +25,7 @@ from spotsafe.storage.retrying import RetryingStore
 from spotsafe.testing.faults import CountingStore, FailingStore
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.writer.arena import _maps
+from spotsafe.writer.thread import NAME as WRITER_THREAD
 from tests.session.places import attempts, published, run_of_two, start_fails, steps_there, train, trained
 from tests.session.rig import Cut, Program
 
@@ -476,10 +477,9 @@ def test_sessions_on_different_runs_leak_nothing(life: Callable[[Program, Progra
     first, second = Program(), Program(seed=1)
     trained(MemoryStore(), until=1)  # what torch and the interpreter make once
     gc.collect()
-    for (
-        thread
-    ) in threading.enumerate():  # writers that other tests left to the collector end without being waited for
-        if thread.name.startswith("spotsafe-"):
+    # Writers that other tests left to the collector end without being waited for. What a DCP writer has goes on.
+    for thread in threading.enumerate():
+        if thread.name == WRITER_THREAD:
             thread.join(PATIENCE_S)
     gc.disable()  # nothing may wait for the collector: an arena is as large as the whole state
     try:
