@@ -35,6 +35,8 @@ from spotsafe.events import (
     SaveStaged,
     SaveStarted,
     Warned,
+    WriterAwaited,
+    WriterReplaced,
 )
 from spotsafe.testing.sinks import EventSinkConformance, sample_events
 
@@ -123,6 +125,23 @@ def test_what_stopped_a_run_stands_in_its_last_line() -> None:
     [_, line] = shown(RESUMED, dataclasses.replace(FINISHED, reason="no better\n for three epochs"))
 
     assert line == END.replace("; newest", ", by run.stop: no better for three epochs; newest")
+
+
+def test_a_writer_process_that_ends_is_told() -> None:
+    """With what was lost, how it ended, and who writes from now on."""
+    first = WriterReplaced(reason="signal 9", lost=NAME, by="process")
+    told = f"the writer process has ended over {NAME}, which is made again (signal 9); another one takes its place"
+    assert shown(first, dataclasses.replace(first, lost=None, by="thread")) == [
+        f"spotsafe: warning: {told}",
+        "spotsafe: warning: the writer process has ended again (signal 9): from now on a thread writes",
+    ]
+
+
+def test_waiting_for_a_writer_is_told() -> None:
+    """A start that seems to hang says what it waits for, and how long at most."""
+    assert shown(WriterAwaited(waited_s=5.0, limit_s=65.0)) == [
+        "spotsafe: the writer of a run that has ended is still writing its last save; waiting for it, 1 min at most"
+    ]
 
 
 def test_other_ranks_are_silent() -> None:

@@ -36,9 +36,11 @@ from spotsafe.reclaim.watcher import Watch
 from spotsafe.safepoint import SafePoints
 from spotsafe.saver import Lineage, Saver
 from spotsafe.session_state import SessionState
+from spotsafe.storage.open import Reopening, same_place
 from spotsafe.storage.store import Store
 from spotsafe.tracking import Tracker
-from spotsafe.writer.thread import WriterThread
+from spotsafe.writer.presence import await_writers
+from spotsafe.writing import Writer, choose_writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Setting:
     """What an attempt is given from outside."""
 
     store: Store
+    where: Reopening | None
+    """How another process opens the same store; None if it cannot."""
     options: Options
     identity: Identity
     tracker: Tracker
@@ -68,6 +72,13 @@ def begin_attempt(setting: Setting) -> Attempt:
     refuse_parent(setting.store)
     with ExitStack() as stack:
         watch = _start_watch(options, fanout, stack)
+        await_writers(
+            same_place(setting.store.url),
+            identity=setting.identity,
+            clock=options.clock,
+            limit_s=options.drain_timeout.total_seconds(),
+            emit=fanout.emit,
+        )
         claimed = claim_attempt(
             setting.store,
             options=options,
@@ -78,12 +89,15 @@ def begin_attempt(setting: Setting) -> Attempt:
         )
         progress = _Progress(claimed.furthest_step)
         _start_ledger(setting, claimed, progress, stack)
+        writer = _start_writer(setting, claimed, stack)
         opened = load_newest(setting.store, claimed, emit=emit, decoded=decoded)
         initialized = _initialize(setting, opened, emit=emit)
         state = _restore(setting, opened, emit=emit)
         progress.positions = state.positions
         setting.values.update(state.values)
-        attempt = _connect(setting, opened, state, watch=watch, entered_at=entered_at, stack=stack)
+        attempt = _connect(
+            setting, opened, state, watch=watch, writer=writer, entered_at=entered_at, stack=stack
+        )
         fanout.emit(_started(setting, opened, state, watch, initialized))
         attempt.cleanup = stack.pop_all()
         return attempt
@@ -219,12 +233,13 @@ def _connect(
     state: SessionState,
     *,
     watch: Watch,
+    writer: Writer,
     entered_at: float,
     stack: ExitStack,
 ) -> Attempt:
     """Make the parts and join them; what has to be closed goes on `stack`."""
     options, emit, positions = setting.options, setting.fanout.emit, state.positions
-    saver = _saver(setting, opened, state, stack)
+    saver = _saver(setting, opened, state, writer, stack)
     activity = _start_activity(setting, stack)
     moments = Moments(
         tracker=setting.tracker,
@@ -264,14 +279,24 @@ def _connect(
     )
 
 
-def _saver(setting: Setting, opened: Opened, state: SessionState, stack: ExitStack) -> Saver:
-    options, emit, choice = setting.options, setting.fanout.emit, opened.choice
+def _start_writer(setting: Setting, claimed: Claimed, stack: ExitStack) -> Writer:
+    """While the state is read a writer process has the time to get ready."""
     store = setting.store
-    ended = (lambda attempt: writes_no_more(store, attempt)) if opened.claimed.single_writer else None
-    writer = WriterThread(
-        store, emit=emit, clock=options.clock, ended=ended, ended_at=partial(ended_at, store)
+    writer = choose_writer(
+        store,
+        setting.where,
+        options=setting.options,
+        identity=setting.identity,
+        emit=setting.fanout.emit,
+        ended=(lambda attempt: writes_no_more(store, attempt)) if claimed.single_writer else None,
+        ended_at=partial(ended_at, store),
     )
     stack.callback(writer.close)
+    return writer
+
+
+def _saver(setting: Setting, opened: Opened, state: SessionState, writer: Writer, stack: ExitStack) -> Saver:
+    options, emit, choice = setting.options, setting.fanout.emit, opened.choice
     overlap = Overlap(tracker=setting.tracker, enabled=options.overlap, emit=emit, clock=options.clock)
     saver = Saver(
         tracker=setting.tracker,

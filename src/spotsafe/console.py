@@ -31,6 +31,8 @@ from spotsafe.events import (
     SaveFailed,
     SingleWriter,
     Warned,
+    WriterAwaited,
+    WriterReplaced,
 )
 
 LOGGER = "spotsafe"
@@ -65,6 +67,8 @@ class Lines:
             # Whoever may not delete one object may not delete the others; the log has each.
             told, self._refusal_shown = self._refusal_shown, True
             return None if told else (logging.WARNING, _refused(event))
+        if isinstance(event, WriterAwaited):
+            return logging.INFO, _awaited(event)
         warning = _WARNINGS.get(type(event))
         return None if warning is None else (logging.WARNING, warning(event))
 
@@ -301,6 +305,22 @@ def _single_writer(event: SingleWriter) -> str:
     )
 
 
+def _replaced(event: WriterReplaced) -> str:
+    lost = "" if event.lost is None else f" over {event.lost}, which is made again"
+    if event.by == "thread":
+        return (
+            f"warning: the writer process has ended again{lost} ({event.reason}): from now on a thread writes"
+        )
+    return f"warning: the writer process has ended{lost} ({event.reason}); another one takes its place"
+
+
+def _awaited(event: WriterAwaited) -> str:
+    left = human.duration(max(0.0, event.limit_s - event.waited_s))
+    return (
+        f"the writer of a run that has ended is still writing its last save; waiting for it, {left} at most"
+    )
+
+
 def _warned(event: Warned) -> str:
     return f"warning: {event.message}"
 
@@ -312,4 +332,5 @@ _WARNINGS: Mapping[type[Event], Callable[..., str]] = {
     SaveFailed: _failed,
     SingleWriter: _single_writer,
     Warned: _warned,
+    WriterReplaced: _replaced,
 }

@@ -27,6 +27,7 @@
     |   |-- LookAhead (RuntimeError)               a step was asked for before the body of the last one ran
     |   `-- LoaderNotResumable (TypeError)         a loader whose position cannot be kept
     |-- NotEnoughMemory (MemoryError)            the machine is too small for what is to be read
+    |-- WriterDied (ChildProcessError)             the process that writes saves has ended over one
     |-- WatcherUnavailable (ConnectionError)       a source of reclaim notices could not be asked
     `-- SaveFailed (RuntimeError)                  saves in the background failed
 
@@ -219,6 +220,10 @@ class LoaderNotResumable(RunError, TypeError):
 
 class NotEnoughMemory(SpotsafeError, MemoryError):
     """A checkpoint, or a part of it, does not fit into memory. Never taken for damage: a larger machine may read it."""
+
+
+class WriterDied(SpotsafeError, ChildProcessError):
+    """The process that writes saves has ended over one. Another takes its place, and the save is made again."""
 
 
 class WatcherUnavailable(SpotsafeError, ConnectionError):

@@ -165,6 +165,27 @@ class SavePostponed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WriterReplaced(Event):
+    """The process that writes saves has ended. Another one goes on, or this process itself if it ended too often."""
+
+    reason: str
+    """How it ended."""
+    lost: str | None
+    """Name of the save that it was writing; it is made again, as a new save."""
+    by: str
+    """``process`` or ``thread``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterAwaited(Event):
+    """The writer process of a trainer that has ended is still writing its last save: the start waits for it."""
+
+    waited_s: float
+    limit_s: float
+    """After so many seconds the start goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRetired(Event):
     """Retention has withdrawn a checkpoint and deleted its files."""
 

@@ -19,6 +19,7 @@ from spotsafe.reclaim.watcher import Watcher
 Resume = Literal["auto", "must", "never"]
 OnReclaim = Literal["exit", "return"]
 What = Literal["weights", "all"]
+Writer = Literal["auto", "process", "thread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,12 @@ class Options:
     clock: Clock = field(default_factory=SystemClock)
     overlap: bool = True
     takeover: bool = False
+    writer: Writer = "auto"
     restart_limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         _one_of("resume", self.resume, get_args(Resume))
+        _one_of("writer", self.writer, get_args(Writer))
         _one_of("on_reclaim", self.on_reclaim, get_args(OnReclaim))
         _is_a("init_from", self.init_from, InitFrom | None, "a url or an InitFrom")
         _is_a("exit_code", self.exit_code, int, "a number from 0 to 255")

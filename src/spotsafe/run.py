@@ -26,7 +26,7 @@ from spotsafe.policy.restarts import Limits
 from spotsafe.policy.retention import DEFAULT_KEEP, Keep
 from spotsafe.reclaim.notice import ReclaimNotice
 from spotsafe.reclaim.watcher import Watcher
-from spotsafe.storage.open import open_store, same_place
+from spotsafe.storage.open import Reopening, open_store, reopening, same_place
 from spotsafe.storage.store import Store
 from spotsafe.tracking import Tracker
 
@@ -53,6 +53,7 @@ def session(
     clock: Clock | None = None,
     overlap: bool = True,
     takeover: bool = False,
+    writer: Literal["auto", "process", "thread"] = "auto",
     restart_limits: Limits | None = None,
     state: Mapping[str, Any] | None = None,
     **tracked: Any,
@@ -80,6 +81,10 @@ def session(
         overlap: let the copy of a save run beside the next forward and backward pass, where that is found to be
             safe; if not, training waits for it.
         takeover: start even if another job seems to be alive on this folder.
+        writer: what writes saves: ``"process"``, which shares no interpreter with training and finishes what is
+            staged even if this process is killed, or ``"thread"``. ``"auto"`` is a process where that is possible:
+            on Linux, for a path or a url that another process can open, and with nothing of your own (a `Store`, a
+            retention policy, a clock) that cannot be sent to it.
         restart_limits: when restarting without progress ends with exit code 93.
         state: what to track, by name; for names that are options.
         **tracked: what to track, by name: anything with ``state_dict`` and ``load_state_dict``, tensors,
@@ -104,15 +109,21 @@ def session(
         clock=clock,
         overlap=overlap,
         takeover=takeover,
+        writer=writer,
         restart_limits=restart_limits,
     )
-    return Run(open_store(run_url(url)), options=options, tracked=merge_state(tracked, state))
+    target = run_url(url)
+    return Run(
+        open_store(target), where=reopening(target), options=options, tracked=merge_state(tracked, state)
+    )
 
 
 class Run:
     """One attempt of a run. Made by `session`; its attributes need a started run."""
 
-    def __init__(self, store: Store, *, options: Options, tracked: Mapping[str, Any]) -> None:
+    def __init__(
+        self, store: Store, *, where: Reopening | None, options: Options, tracked: Mapping[str, Any]
+    ) -> None:
         identity = Identity.of_this_process()
         shown = (LogSink(rank=identity.rank), Console(rank=identity.rank))
         self._fanout = Fanout([*installed(), *options.events, *shown])
@@ -121,6 +132,7 @@ class Run:
             self._tracker.add(name, obj, from_state=True)
         self._setting = Setting(
             store=store,
+            where=where,
             options=options,
             identity=identity,
             tracker=self._tracker,

@@ -14,7 +14,7 @@ from spotsafe.checkpoint.attempts import AttemptRecord
 from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.clock import Clock
-from spotsafe.errors import SaveFailed, StorageNotFound, Superseded
+from spotsafe.errors import SaveFailed, StorageNotFound, Superseded, WriterDied
 from spotsafe.events import Event
 from spotsafe.identity import Identity
 from spotsafe.metrics import BestWatch, merged
@@ -31,6 +31,7 @@ from spotsafe.writer.arena import Arena
 from spotsafe.writer.copied import Staging
 from spotsafe.writer.job import SaveJob, SaveResult
 from spotsafe.writer.lending import HeldFiles
+from spotsafe.writer.process import ProcessWriter
 from spotsafe.writer.thread import WriterThread
 
 FAILURES_IN_A_ROW = 3
@@ -67,7 +68,7 @@ class Saver:
     """Stages and submits saves, one at a time, and takes back their results."""
 
     tracker: Tracker
-    writer: WriterThread
+    writer: WriterThread | ProcessWriter
     overlap: Overlap
     policy: SavePolicy
     keep: Keep
@@ -250,7 +251,9 @@ class Saver:
         if chosen and not self.overlap.probes:
             self._copy_beside(due, idle, chosen)
             return
-        (self._copy_then_write if len(due.plan.files) < 2 else self._write_while_copying)(due, idle)
+        # A process finishes what is staged even if this one is killed right then: so it is told before the copy.
+        first = self.writer.shares or len(due.plan.files) > 1
+        (self._write_while_copying if first else self._copy_then_write)(due, idle)
         if chosen and self._arena is not None:
             self.overlap.probe(due.plan, due.capture, self._arena.view, chosen)
 
@@ -263,7 +266,7 @@ class Saver:
 
         def then(whole: bool, waited_s: float) -> None:
             if whole:
-                self._hand_over(job, arena, frozen, blocked=blocked + waited_s)
+                self._hand_over(job, arena, frozen, blocked=lambda: blocked + waited_s)
             else:
                 self._discard(due, frozen)
 
@@ -303,15 +306,17 @@ class Saver:
         frozen = self._frozen.stage(idle)
         job = self._job(due, frozen)
         self._note_copying(due)
-        self._hand_over(job, arena, frozen, blocked=self.clock.monotonic() - due.began)
+        self._hand_over(job, arena, frozen, blocked=lambda: self.clock.monotonic() - due.began)
 
     def _write_while_copying(self, due: _Due, idle: Sequence[NamedTensor]) -> None:
         """Hand the save over before its files are filled: each is written when it is there."""
-        arena, frozen, staging = self._room_for(due.plan), self._frozen.stage(idle), Staging()
+        arena, frozen, staging = self._room_for(due.plan), self._frozen.stage(idle), self.writer.staging()
         job = self._job(due, frozen)
         try:
             self._submit(job, arena, frozen, staging)
             stage(due.plan, due.capture, arena.view, reached=staging.reached)
+            if self.writer.shares:
+                staging.finish()
             self._note_copying(due)
             self._note_staged(job, frozen.staged_bytes, blocked=self.clock.monotonic() - due.began)
             staging.finish()
@@ -319,11 +324,16 @@ class Saver:
             staging.fail()
             raise
 
-    def _hand_over(self, job: SaveJob, arena: Arena, frozen: StagedFrozen, *, blocked: float) -> None:
-        """Everything is copied: tell of it, and let it be written."""
+    def _hand_over(
+        self, job: SaveJob, arena: Arena, frozen: StagedFrozen, *, blocked: Callable[[], float]
+    ) -> None:
+        """Everything is copied. What a process has been given it finishes: so it is given before anybody is told."""
         try:
-            self._note_staged(job, frozen.staged_bytes, blocked=blocked)
-            self._submit(job, arena, frozen)
+            if self.writer.shares:
+                self._submit(job, arena, frozen)
+            self._note_staged(job, frozen.staged_bytes, blocked=blocked())
+            if not self.writer.shares:
+                self._submit(job, arena, frozen)
         except BaseException:  # Ctrl-C, as in a slow sink: the program may go on
             self._note_lost()
             raise
@@ -385,7 +395,7 @@ class Saver:
         def warn(text: str) -> None:
             self.emit(events.Warned(message=text))
 
-        return FrozenTensors(held, rank=self.identity.rank, warn=warn)
+        return FrozenTensors(held, rank=self.identity.rank, warn=warn, arena=self._new_arena)
 
     def _free_frozen(self) -> None:
         """Memory for frozen tensors is needed once in many saves: it is not kept."""
@@ -395,8 +405,11 @@ class Saver:
 
     def _room_for(self, plan: SavePlan) -> Arena:
         if self._arena is None or self._arena.size < plan.arena_size:
-            self._arena = Arena(plan.arena_size)
+            self._arena = self._new_arena(plan.arena_size)
         return self._arena
+
+    def _new_arena(self, size: int) -> Arena:
+        return Arena(size, shared=self.writer.shares)
 
     def _take(self, result: SaveResult) -> None:
         blocked = self._blocked.pop(result.name, 0.0)
@@ -414,8 +427,11 @@ class Saver:
         self.held_step = self._durable_step  # one save at a time: nothing later is staged
         if result.abandoned:
             return  # `save` raised why
-        # A file that checkpoints refer to is gone: all of them lack it, so do not wait for the next interval.
-        self._overdue = self._overdue or isinstance(result.error, StorageNotFound)
+        # A file that checkpoints refer to is gone: all of them lack it, so do not wait for the next interval. Nor is
+        # it the store's fault if a writer process ended: that has been told, and how often it may is counted there.
+        self._overdue = self._overdue or isinstance(result.error, StorageNotFound | WriterDied)
+        if isinstance(result.error, WriterDied):
+            return
         self._count_failure(str(result.name), result.error)
 
     def _count_failure(self, what: str, error: BaseException | None) -> None:

@@ -23,5 +23,5 @@ def bucket(seaweedfs: Server) -> Iterator[Seaweed]:
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
     """Its children have imported what their script needs."""
-    with processes.launcher("tests.crashes.process") as one:
+    with processes.launcher("tests.crashes.process", "tests.writer.processes") as one:
         yield one

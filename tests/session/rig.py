@@ -82,6 +82,7 @@ class Program:
             "events": self.sink,
             "restart_limits": MANY_STARTS,
             "drain_timeout": timedelta(seconds=60),
+            "writer": "thread",  # a process costs as much as most of these tests; `test_writer` has it
         }
         tracked = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
         return spotsafe.session(

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from fsspec import config
 from fsspec.registry import _registry
 
 from spotsafe.errors import StorageError, StorageNotFolder
 from spotsafe.storage.local import LocalStore
-from spotsafe.storage.open import local_path, open_store, same_place
+from spotsafe.storage.open import Reopening, local_path, open_store, reopening, same_place, use_settings
 from spotsafe.storage.remote import FsspecStore
 from spotsafe.storage.retrying import RetryingStore
 
@@ -191,3 +192,41 @@ def test_a_local_run_imports_neither_fsspec_nor_numpy_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_path_is_opened_again_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has another working folder."""
+    monkeypatch.chdir(tmp_path)
+    for target in ("run", Path("run"), f"file://{tmp_path}/run"):
+        assert reopening(target) == Reopening(url=str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "gs://bucket/run", "az://container/run"])
+def test_a_bucket_is_opened_again_by_its_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the program has set for fsspec."""
+    monkeypatch.setattr(config, "conf", {"s3": {"key": "k"}})
+    assert reopening(url) == Reopening(url=url, settings={"s3": {"key": "k"}})
+    there: dict[str, object] = {"old": 1}
+    monkeypatch.setattr(config, "conf", there)
+    use_settings({"s3": {"key": "k"}})
+    assert there == {"s3": {"key": "k"}}
+    use_settings({})
+    assert there == {"s3": {"key": "k"}}
+
+
+def test_what_is_only_in_this_process_is_not_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object, its memory, a file system or a setting that only this program has."""
+    for target in (LocalStore(tmp_path), "memory://run", "simplecache::s3://bucket/run", "nobodys://run"):
+        assert reopening(target) is None
+
+    class Mine:
+        """Registered in place of the real one."""
+
+    with monkeypatch.context() as patch:
+        patch.setitem(_registry, "s3", Mine)
+        assert reopening("s3://bucket/run") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(config, "conf", {"s3": {"session": object()}})
+        assert reopening("s3://bucket/run") is None

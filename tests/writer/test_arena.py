@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -9,13 +10,24 @@ import sys
 import numpy as np
 import pytest
 
-from spotsafe.writer.arena import PAGE, Arena
+from spotsafe.writer.arena import PAGE, Arena, can_share, shared_arena
+
+KINDS = [
+    False,
+    pytest.param(True, marks=pytest.mark.skipif(not can_share(), reason="no memory to share here")),
+]
+
+
+@pytest.fixture(params=KINDS, ids=["own", "shared"])
+def shared(request: pytest.FixtureRequest) -> bool:
+    """Both kinds of memory."""
+    return bool(request.param)
 
 
 @pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE])
-def test_holds_what_was_asked_for_in_whole_pages(size: int) -> None:
+def test_holds_what_was_asked_for_in_whole_pages(size: int, shared: bool) -> None:
     """At least the bytes asked for, a multiple of the page, all zero and writable."""
-    arena = Arena(size)
+    arena = Arena(size, shared=shared)
     assert arena.size >= max(size, 1)
     assert arena.size % PAGE == 0
     assert arena.size - size <= PAGE
@@ -25,9 +37,45 @@ def test_holds_what_was_asked_for_in_whole_pages(size: int) -> None:
     arena.close()
 
 
-def test_begins_at_a_page() -> None:
+@pytest.mark.skipif(not can_share(), reason="no memory to share here")
+def test_shared_memory_is_the_same_elsewhere() -> None:
+    """Another map of its descriptor shows what is written here; it is found by its view, and by no other."""
+    arena, other = Arena(2 * PAGE, shared=True), Arena(PAGE, shared=True)
+    assert arena.fd is not None
+    again = mmap.mmap(arena.fd, arena.size, prot=mmap.PROT_READ)
+    arena.view[PAGE] = 7
+    assert again[PAGE] == 7
+    again.close()
+    assert shared_arena(arena.view) is arena
+    assert shared_arena(other.view) is other
+    assert shared_arena(memoryview(bytearray(PAGE))) is None
+    arena.close()
+    other.close()
+
+
+@pytest.mark.skipif(not can_share(), reason="no memory to share here")
+def test_shared_memory_goes_with_the_last_who_knows_it() -> None:
+    """Closed or forgotten: no descriptor, and no map of it, is left. Nor has a forked child any."""
+
+    def held() -> int:
+        names = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        return sum("spotsafe-arena" in os.readlink(name) for name in names if os.path.lexists(name))
+
+    before = held()
+    closed, forgotten = Arena(PAGE, shared=True), Arena(PAGE, shared=True)
+    assert held() == before + 2, "one each, although Python's map has a descriptor of its own"
+    child = os.fork()
+    if child == 0:
+        os._exit(held())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    closed.close()
+    del forgotten
+    assert held() == before
+
+
+def test_begins_at_a_page(shared: bool) -> None:
     """Direct writes need memory that begins at a page."""
-    arena = Arena(5 * PAGE)
+    arena = Arena(5 * PAGE, shared=shared)
     assert np.frombuffer(arena.view, dtype=np.uint8).ctypes.data % PAGE == 0
 
 
@@ -38,32 +86,32 @@ def test_negative_size_is_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("size", [1 << 62, 1 << 70])
-def test_too_much_is_a_memory_error(size: int) -> None:
+def test_too_much_is_a_memory_error(size: int, shared: bool) -> None:
     """Memory that the system does not have is MemoryError, with the size in the message."""
     with pytest.raises(MemoryError, match=str(size)):
-        Arena(size)
+        Arena(size, shared=shared)
 
 
-def test_close_takes_the_view_away() -> None:
+def test_close_takes_the_view_away(shared: bool) -> None:
     """After closing nobody writes into memory that is gone; closing twice is no error."""
-    arena = Arena(PAGE)
+    arena = Arena(PAGE, shared=shared)
     arena.close()
     with pytest.raises(ValueError, match="released"):
         _ = arena.view[0]
     arena.close()
 
 
-def test_close_while_an_array_looks_at_it() -> None:
+def test_close_while_an_array_looks_at_it(shared: bool) -> None:
     """An array over the arena stays valid; closing neither fails nor tears its memory away."""
-    arena = Arena(PAGE)
+    arena = Arena(PAGE, shared=shared)
     array = np.frombuffer(memoryview(arena._map), dtype=np.uint8)
     arena.close()
     assert array.sum() == 0
 
 
-def test_a_forked_child_does_not_hold_it() -> None:
+def test_a_forked_child_does_not_hold_it(shared: bool) -> None:
     """A child made by fork has no arena: its memory is not kept alive by loader workers."""
-    arena = Arena(PAGE)
+    arena = Arena(PAGE, shared=shared)
     begin = np.frombuffer(arena.view, dtype=np.uint8).ctypes.data
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -108,7 +156,7 @@ def test_a_forked_child_unmaps_nothing() -> None:
     assert done.returncode == 4, done.stderr
 
 
-def test_memory_is_taken_only_when_written() -> None:
+def test_memory_is_taken_only_when_written(shared: bool) -> None:
     """A large arena costs nothing until it is filled."""
 
     def resident() -> int:
@@ -116,6 +164,6 @@ def test_memory_is_taken_only_when_written() -> None:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     before = resident()
-    arena = Arena(1 << 30)
+    arena = Arena(1 << 30, shared=shared)
     assert resident() - before < 64 << 20
     arena.close()

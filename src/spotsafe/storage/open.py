@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from spotsafe.errors import StorageError
 from spotsafe.storage.local import LocalStore
@@ -14,6 +18,7 @@ _LOCAL = ("file://", "local://")
 _S3 = ("s3://", "s3a://")
 # Two spellings of one place must give one key.
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs", "adl": "abfs"}
+_PACKAGES = ("s3fs", "gcsfs", "adlfs", "fsspec")
 
 S3_CLIENT = "SPOTSAFE_S3_CLIENT"
 """Environment variable: ``obstore``, ``boto3`` or ``s3fs``, if it shall not be the best that is installed."""
@@ -44,6 +49,59 @@ def open_store(
     if path is not None:
         return RetryingStore(LocalStore(path), deadline=deadline)
     return RetryingStore(_remote(text), deadline=deadline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reopening:
+    """What another process on this host needs to open the same run by `open_store`."""
+
+    url: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of fsspec, plain values; they may hold secrets. For `use_settings`."""
+
+
+def reopening(target: str | os.PathLike[str] | Store) -> Reopening | None:
+    """How another process opens what `target` names; None if it cannot.
+
+    A `Store` that somebody made is an object of this process. So is what lies in its memory, or behind a file system
+    that only this program has registered. Environment variables are inherited, and need not be told.
+    """
+    if not isinstance(target, (str, os.PathLike)):
+        return None
+    text = os.fspath(target)
+    path = local_path(text)
+    if path is not None:
+        return Reopening(url=os.path.abspath(path))
+    protocol = text.partition("://")[0].lower()
+    if "::" in text or protocol not in {*_ALIASES, *_ALIASES.values()} or not _is_nobodys_own(protocol):
+        return None
+    try:
+        settings = json.loads(json.dumps(_settings()))
+    except (TypeError, ValueError):
+        return None
+    return Reopening(url=text, settings=settings)
+
+
+def use_settings(settings: Mapping[str, Any]) -> None:
+    """Set what another process had set for fsspec; before `open_store`."""
+    if settings:
+        from fsspec import config  # noqa: PLC0415 - only where a program has settings
+
+        config.conf.clear()
+        config.conf.update(settings)
+
+
+def _settings() -> Mapping[str, Any]:
+    """What fsspec goes by. If nobody has imported it, the other process finds the same files and variables."""
+    config = sys.modules.get("fsspec.config")
+    return {} if config is None else config.conf
+
+
+def _is_nobodys_own(protocol: str) -> bool:
+    """Whether the file system of a protocol is the one that everybody has."""
+    registry = sys.modules.get("fsspec.registry")
+    kind = None if registry is None else registry.registry.get(protocol)
+    return kind is None or kind.__module__.partition(".")[0] in _PACKAGES
 
 
 def _remote(url: str) -> Store:

@@ -127,6 +127,7 @@ class FrozenTensors:
         rank: of this process.
         warn: takes one line for people.
         max_file_bytes: what a file does not exceed.
+        arena: makes memory of so many bytes to stage them in.
     """
 
     def __init__(
@@ -136,7 +137,9 @@ class FrozenTensors:
         rank: int,
         warn: Callable[[str], None],
         max_file_bytes: int = MAX_FILE_BYTES,
+        arena: Callable[[int], Arena] = Arena,
     ) -> None:
+        self._arena = arena
         self._held, self._rank, self._warn = held, rank, warn
         self._plans = PlanCache(max_file_bytes=max_file_bytes, named=frozen_file)
         self._changed: set[str] = set()
@@ -176,7 +179,7 @@ class FrozenTensors:
         same = plan is self._plan and None not in held.values()
         arena = None
         if not same or self._saves + 1 >= RECHECK:
-            arena = Arena(plan.arena_size)
+            arena = self._arena(plan.arena_size)
             stage(plan, Capture(state={}, tensors=tuple(tensors)), arena.view)
             # Again: what is compared later is what was copied.
             self._pending = _Pending(plan=plan, marks=_marks_of(tensors), unexpected=same)

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.checkpoint.markers import EndedAt
 from spotsafe.clock import Clock
 from spotsafe.events import Event, SaveFailed
@@ -32,6 +33,9 @@ class WriterThread:
         ended: see `Uploader`.
         ended_at: see `Uploader`.
     """
+
+    shares = False
+    """Whether saves lie in memory that another process can read."""
 
     def __init__(
         self,
@@ -61,6 +65,14 @@ class WriterThread:
     def undecided(self) -> bool:
         """See `Uploader.undecided`; ask when it is `idle`."""
         return self._uploader.undecided
+
+    def note_lost(self, name: CheckpointName) -> None:
+        """See `Uploader.note_lost`; before the first save."""
+        self._uploader.note_lost(name)
+
+    def staging(self) -> Staging:
+        """The progress of a copy that is about to begin, for `submit`."""
+        return Staging()
 
     def submit(
         self,

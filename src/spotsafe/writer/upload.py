@@ -14,11 +14,11 @@ from spotsafe.checkpoint import gc
 from spotsafe.checkpoint.attempts import newer_attempt
 from spotsafe.checkpoint.digest import BLOCK, block_digests, sha256_hex
 from spotsafe.checkpoint.index import EncodedIndex, FileEntry, Index, encode_index
-from spotsafe.checkpoint.layout import index_file
+from spotsafe.checkpoint.layout import CheckpointName, index_file
 from spotsafe.checkpoint.manifest import Health, Manifest, Part, Reference
 from spotsafe.checkpoint.markers import EndedAt
 from spotsafe.checkpoint.publish import publish
-from spotsafe.errors import SpotsafeError, StorageError, StorageNotFound
+from spotsafe.errors import SpotsafeError, StorageError, StorageNotFound, WriterDied
 from spotsafe.events import (
     AttemptSuperseded,
     CheckpointPublished,
@@ -90,6 +90,10 @@ class Uploader:
     def undecided(self) -> bool:
         """See `Tidying.undecided`."""
         return self._tidying.undecided
+
+    def note_lost(self, name: CheckpointName) -> None:
+        """Another writer of this attempt died over a save: nobody knows how far it came, not even whether it exists."""
+        self._tidying.note_failed(name, manifest_tried=True, error=WriterDied(f"{name}: its writer died"))
 
     def run(
         self,

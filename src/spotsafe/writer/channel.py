@@ -1,0 +1,81 @@
+"""Messages between the trainer and its writer process: whole ones or none, and descriptors with them.
+
+A message goes at once or not at all: nobody reads half of one when a process dies in the middle, and sending never
+waits for somebody to read. A large one lies in memory of its own, of which only the descriptor is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import weakref
+from collections.abc import Sequence
+
+_INLINE, _APART = b"\0", b"\1"
+_MOST_INLINE = 32 << 10
+_DESCRIPTORS = 8
+
+_here: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends; neither is left open in a forked child, which would keep the other side from seeing an end."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for one in ends:
+        one.setblocking(False)
+        _here.add(one)
+    return ends
+
+
+def send(end: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send one message; the descriptors stay open here, and are open there.
+
+    Raises:
+        BlockingIOError: the other side has not read for a long time.
+        OSError: it is gone.
+    """
+    if len(data) <= _MOST_INLINE:
+        socket.send_fds(end, [_INLINE, data], descriptors)
+        return
+    apart = os.memfd_create("spotsafe-message", os.MFD_CLOEXEC)
+    try:
+        with open(apart, "wb", closefd=False) as file:
+            file.write(data)
+        socket.send_fds(end, [_APART], [apart, *descriptors])
+    finally:
+        os.close(apart)
+
+
+def receive(end: socket.socket) -> tuple[bytes, list[int]] | None:
+    """The next message and its descriptors, which are the caller's to close; None if the other side is gone.
+
+    Raises:
+        BlockingIOError: there is none yet.
+    """
+    for _ in range(2):
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                end, _MOST_INLINE + 1, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+            break
+        except (
+            ConnectionError
+        ):  # told once if the other side has left something unread; what it sent is still here
+            continue
+    else:
+        return None
+    if data[:1] != _APART:
+        return (data[1:], descriptors) if data else None
+    with open(descriptors[0], "rb") as file:
+        file.seek(0)  # the place in it is shared with whoever wrote it
+        return file.read(), descriptors[1:]
+
+
+def _close_in_child() -> None:
+    for one in list(_here):
+        with contextlib.suppress(OSError):
+            one.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,187 @@
+"""Which writer a session has, and that training does not see which."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import spotsafe
+from spotsafe import events as ev, writing
+from spotsafe.policy.retention import Keep, Saved
+from spotsafe.storage.local import LocalStore
+from spotsafe.testing.clock import ManualClock
+from spotsafe.writer.process import ProcessWriter, can_run
+from spotsafe.writer.thread import WriterThread
+from tests.session.rig import MANY_STARTS, Program
+from tests.writer.processes import the_writer, writers
+
+needs_process = pytest.mark.skipif(not can_run(), reason="this system cannot have a writer process")
+
+
+class All(Keep):
+    """A policy of a program's own."""
+
+    def select(self, saved: Any) -> frozenset[str]:
+        return frozenset(one.name for one in saved if isinstance(one, Saved))
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A runtime folder of its own; no process is left at the end."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+    yield
+    assert not writers()
+
+
+def writer_of(url: Any, **options: Any) -> tuple[type, list[str]]:
+    """The kind of the writer, and what was warned of."""
+    program = Program()
+    with program.session(url, **options) as run:
+        assert run._attempt is not None
+        kind = type(run._attempt.saver.writer)
+    return kind, [one.message for one in program.of(ev.Warned)]
+
+
+@needs_process
+@pytest.mark.parametrize("writer", ["auto", "process"])
+def test_a_process_where_there_can_be_one(tmp_path: Path, writer: str) -> None:
+    """For a path, and nobody has to be told."""
+    assert writer_of(tmp_path / "run", writer=writer) == (ProcessWriter, [])
+
+
+def test_a_thread_if_one_is_asked_for(tmp_path: Path) -> None:
+    """No process is started."""
+    assert writer_of(tmp_path / "run", writer="thread") == (WriterThread, [])
+
+
+@needs_process
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"keep": All()}, "policy of the program's own"), ({"clock": ManualClock()}, "clock of its own")],
+    ids=["keep", "clock"],
+)
+def test_what_cannot_be_sent_is_for_the_thread(tmp_path: Path, options: dict[str, Any], why: str) -> None:
+    """Told only to who asked for the process."""
+    kind, told = writer_of(tmp_path / "run", save_every=None, writer="auto", **options)
+    assert (kind, told) == (WriterThread, [])
+    kind, told = writer_of(tmp_path / "other", save_every=None, writer="process", **options)
+    assert kind is WriterThread
+    assert [why in one for one in told] == [True]
+
+
+@needs_process
+def test_a_store_of_the_programs_own_is_for_the_thread(tmp_path: Path) -> None:
+    """It is an object of this process, and so is what lies in its memory."""
+    for url in (LocalStore(tmp_path / "run"), "memory://test-writer"):
+        kind, told = writer_of(url, writer="process")
+        assert kind is WriterThread
+        assert "only this process" in told[0]
+
+
+@needs_process
+def test_a_thread_if_no_process_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Always told: it should have been one."""
+
+    def none(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(writing, "ProcessWriter", none)
+    kind, told = writer_of(tmp_path / "run", writer="auto")
+    assert kind is WriterThread
+    assert "Too many open files" in told[0]
+
+
+def test_where_the_system_has_no_such_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.setattr(writing, "can_run", lambda: False)
+    assert writer_of(tmp_path / "run", writer="auto") == (WriterThread, [])
+
+
+def test_other_words_are_refused(tmp_path: Path) -> None:
+    """With those that there are."""
+    with pytest.raises(ValueError, match="'auto', 'process', 'thread'"):
+        Program().session(tmp_path / "run", writer="subprocess")
+
+
+@needs_process
+def test_training_goes_on_when_the_writer_dies(tmp_path: Path) -> None:
+    """The step that was lost is made up for by the next, and nothing counts as failed."""
+    program = Program()
+    with program.session(tmp_path / "run", writer="process") as run:
+        for step, batch in run.steps(program.loader, until=8):
+            program.train(step, batch)
+            if step in {2, 4}:
+                os.kill(the_writer(), signal.SIGKILL)
+            run.wait()
+    assert run.failures == ()
+    assert [one.by for one in program.of(ev.WriterReplaced)] == ["process", "process"]
+    assert not program.of(ev.SaveFailed)
+    assert program.checkpoint_steps()[-1] == 8
+
+
+@needs_process
+def test_an_exact_resume_from_what_a_process_wrote(tmp_path: Path) -> None:
+    """The same bits as without any interruption."""
+
+    def train(program: Program, folder: str, until: int) -> list[float]:
+        with program.session(tmp_path / folder, writer="process") as run:
+            for step, batch in run.steps(program.loader, until=until):
+                program.train(step, batch)
+        return program.weights()
+
+    whole = train(Program(), "whole", 6)
+    train(Program(), "cut", 3)
+    assert train(Program(), "cut", 6) == whole
+
+
+def _pss(pid: int | str) -> int:
+    """Proportional memory of a process in bytes, that which is shared included."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        [line] = [line for line in file if line.startswith("Pss:")]
+    return int(line.split()[1]) * 1024
+
+
+@needs_process
+@pytest.mark.slow
+def test_memory_and_descriptors_stay_as_they_are(tmp_path: Path) -> None:
+    """Two hundred saves in a row, one in ten of which fails: neither process grows."""
+    weight = torch.zeros(64 << 18)  # 64 MiB
+    folder = tmp_path / "run"
+    measured: list[tuple[int, int, int]] = []
+    with spotsafe.session(
+        folder,
+        writer="process",
+        save_every=1,
+        keep=2,
+        watch=None,
+        restart_limits=MANY_STARTS,
+        state={"weight": weight},
+    ) as run:
+        for step in run.range(220):
+            if step:
+                run._attempt.points.drain()  # type: ignore[union-attr] # it is started
+            checkpoints = folder / "checkpoints"
+            if step % 10 == 5:  # nobody can write where a file is in the way
+                checkpoints.rename(folder / "away")
+                checkpoints.write_text("")
+            elif step % 10 == 6:
+                checkpoints.unlink()
+                (folder / "away").rename(checkpoints)
+            weight.fill_(step + 1)
+            if step in {21, 219}:
+                gc.collect()
+                pid = the_writer()
+                held = sum(len(os.listdir(f"/proc/{one}/fd")) for one in (pid, os.getpid()))
+                measured.append((_pss(os.getpid()), _pss(pid), held))
+    before, after = measured
+    assert len(run.failures) >= 20
+    for was, now in zip(before[:2], after[:2], strict=True):
+        assert now < 1.02 * was + (2 << 20), (before, after)
+    assert after[2] <= before[2]
