@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from spotsafe.events import EventSink, FileWritten, IndexWritten
-from spotsafe.testing.killing import KillAt
+from spotsafe.identity import is_running
+from spotsafe.testing.killing import KillAt, kill_machine
 from spotsafe.testing.sinks import EventSinkConformance
+from tests.e2e.processes import until
 
 WRITTEN = FileWritten(checkpoint="c", file="data-00000-000.safetensors", total_bytes=1)
 
@@ -53,6 +55,17 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     return sent
+
+
+def test_a_machine_goes_with_all_its_processes() -> None:
+    """Of all that it started nothing goes on."""
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        kill_machine(parent.pid)
+        assert parent.wait(60) == -signal.SIGKILL
+        until(lambda: not is_running(child), what="the child is gone")
 
 
 class TestKillAt(EventSinkConformance):

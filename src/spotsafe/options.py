@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from spotsafe.clock import Clock, SystemClock
 from spotsafe.errors import EXIT_RECLAIMED
@@ -20,6 +21,9 @@ Resume = Literal["auto", "must", "never"]
 OnReclaim = Literal["exit", "return"]
 What = Literal["weights", "all"]
 Writer = Literal["auto", "process", "thread"]
+
+WRITER = "SPOTSAFE_WRITER"
+"""Environment variable: ``process`` or ``thread``, where the program says ``writer="auto"``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,19 @@ def _watch(value: Any) -> Literal["auto"] | tuple[Watcher, ...] | None:
 def _is_a(option: str, value: object, kind: type | types.UnionType, words: str) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"{option}= is {words}, got {value!r}")
+
+
+def asked_writer(writer: Writer) -> Writer:
+    """What the program asks for, or the environment where the program leaves it open.
+
+    Raises:
+        ValueError: `WRITER` names no writer.
+    """
+    told = os.environ.get(WRITER, "")
+    if writer != "auto" or not told:
+        return writer
+    _one_of(WRITER, told, get_args(Writer))
+    return cast("Writer", told)
 
 
 def _one_of(option: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -20,7 +20,7 @@ from spotsafe.errors import EXIT_RECLAIMED, RunError, RunInUse
 from spotsafe.events import EventSink, Fanout, Warned, installed
 from spotsafe.identity import Identity
 from spotsafe.metrics import numbers_of
-from spotsafe.options import OPTION_NAMES, InitFrom, Options, make_options, merge_state
+from spotsafe.options import OPTION_NAMES, InitFrom, Options, asked_writer, make_options, merge_state
 from spotsafe.policy.interval import SavePolicy
 from spotsafe.policy.restarts import Limits
 from spotsafe.policy.retention import DEFAULT_KEEP, Keep
@@ -109,7 +109,7 @@ def session(
         clock=clock,
         overlap=overlap,
         takeover=takeover,
-        writer=writer,
+        writer=asked_writer(writer),
         restart_limits=restart_limits,
     )
     target = run_url(url)

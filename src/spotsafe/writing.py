@@ -43,7 +43,7 @@ def choose_writer(
         ended: see `Uploader`.
         ended_at: see `Uploader`.
     """
-    why = 'writer="thread"' if options.writer == "thread" else _why_not(where, options)
+    why = "it was asked for" if options.writer == "thread" else _why_not(where, options)
     if why is None:
         assert where is not None, "else there is a reason"
         try:

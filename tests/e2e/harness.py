@@ -15,9 +15,14 @@ from typing import Any
 from spotsafe.checkpoint.candidates import by_folder, candidates, look
 from spotsafe.checkpoint.layout import CHECKPOINTS, CheckpointName
 from spotsafe.checkpoint.verify import verify
+from spotsafe.clock import SystemClock
+from spotsafe.identity import Identity
 from spotsafe.storage.local import LocalStore
+from spotsafe.storage.open import same_place
 from spotsafe.storage.wrapping import READS, WRITES
-from tests.e2e.processes import Launcher, Process
+from spotsafe.testing.killing import kill_machine
+from spotsafe.writer.presence import await_writers
+from tests.e2e.processes import PATIENCE_S, Launcher, Process
 
 SCRIPTS = Path(__file__).with_name("scripts")
 TRAIN = SCRIPTS / "train.py"
@@ -116,9 +121,10 @@ class Attempt:
         """Let it leave the step that it was told to hold at."""
         self.out.with_suffix(".go").touch()
 
-    def kill_after(self, seconds: float) -> Record:
-        """Let it live so long, and then no longer."""
-        self.process.wait(seconds)
+    def kill_after(self, seconds: float, *, machine: bool = False) -> Record:
+        """Let it live so long, and then no longer; its writer neither if the machine goes."""
+        if self.process.wait(seconds) is None and machine:
+            kill_machine(self.process.pid)
         return self.record(self.process.kill())
 
     def end(self) -> Record:
@@ -126,7 +132,14 @@ class Attempt:
         return self.record(self.process.end())
 
     def record(self, status: int) -> Record:
-        """What it left, on the bench's books from now on."""
+        """What it left, and what its writer still made of it, on the bench's books from now on."""
+        assert await_writers(
+            same_place(str(self.bench.run)),
+            identity=Identity.of_this_process(),
+            clock=SystemClock(),
+            limit_s=PATIENCE_S,
+            emit=lambda _: None,
+        )
         results = read_lines(self.out.with_suffix(".result"))
         record = Record(
             status=status,

@@ -50,9 +50,10 @@ class Campaign:
         return self._bench
 
     def kill_at_any_instant(self) -> None:
-        """Once; a process that had ended before does not count, and its run is finished."""
+        """Once, half of the times with its writer; one that had ended does not count, and its run is finished."""
         attempt = self.bench.start()
-        self._count(attempt.kill_after(self._random.uniform(0, self._life_s)), "uniform")
+        machine = self._random.random() < 0.5
+        self._count(attempt.kill_after(self._random.uniform(0, self._life_s), machine=machine), "uniform")
 
     def kill_inside(self, kind: str) -> None:
         """Kill at events until this kind was hit once more."""

@@ -47,7 +47,7 @@ def test_killed_at_any_instant(make_bench: MakeBench, reference: Record, kills: 
         bench, status = make_bench(f"run{runs}", workers=2), -signal.SIGKILL
         while status and killed < kills:
             attempt = bench.start()
-            record = attempt.kill_after(choose.uniform(0, life_s))
+            record = attempt.kill_after(choose.uniform(0, life_s), machine=choose.random() < 0.5)
             status = record.status
             killed += status == -signal.SIGKILL
             gone(attempt.process.pid)

@@ -5,7 +5,7 @@ is told what to do, and where it writes, is that of `tests/e2e/scripts/train.py`
 and ``script`` there are
 
 - ``kill_at_line``, ``terminate_at_line``: SIGKILL or SIGTERM right behind so many lines of the trace;
-- ``kill_at``: ``EVENT:COUNT``, SIGKILL there.
+- ``kill_at``: ``EVENT:COUNT``, SIGKILL exactly there, so a thread writes: a process of its own would go on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spotsafe import events
+from spotsafe.options import WRITER
 from tests.e2e.scripts.train import EventLog, Lines, digest, kill_at
 
 
@@ -66,6 +67,7 @@ def main() -> None:
     events.install(EventLog(f"{out}.events"))
     if "kill_at" in options:
         events.install(kill_at(options["kill_at"], signal.SIGKILL))
+        os.environ[WRITER] = "thread"
     torch.set_num_threads(1)
     random.seed(0)
     np.random.seed(0)

@@ -119,7 +119,9 @@ class Campaign:
         return True
 
     def _instant(self, trial: Trial) -> Record:
-        return trial.start().kill_after(self.dice.uniform(0, self.whole.seconds))
+        return trial.start().kill_after(
+            self.dice.uniform(0, self.whole.seconds), machine=self.dice.random() < 0.5
+        )
 
     def _line(self, trial: Trial) -> Record:
         return trial.start(kill_at_line=self._some_line(trial)).end()

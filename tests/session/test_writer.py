@@ -104,6 +104,19 @@ def test_where_the_system_has_no_such_memory(tmp_path: Path, monkeypatch: pytest
     assert writer_of(tmp_path / "run", writer="auto") == (WriterThread, [])
 
 
+@needs_process
+def test_the_environment_decides_what_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the program says counts more; another word is refused before anything begins."""
+    monkeypatch.setenv("SPOTSAFE_WRITER", "thread")
+    assert writer_of(tmp_path / "run", writer="auto") == (WriterThread, [])
+    assert writer_of(tmp_path / "other", writer="process") == (ProcessWriter, [])
+    monkeypatch.setenv("SPOTSAFE_WRITER", "subprocess")
+    with pytest.raises(
+        ValueError, match="SPOTSAFE_WRITER= is one of 'auto', 'process', 'thread', got 'subprocess'"
+    ):
+        Program().session(tmp_path / "run", writer="auto")
+
+
 def test_other_words_are_refused(tmp_path: Path) -> None:
     """With those that there are."""
     with pytest.raises(ValueError, match="'auto', 'process', 'thread'"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from types import TracebackType
 import click
 
 from spotsafe.cli.demo_compare import Step
+from spotsafe.testing.killing import kill_machine
 
 PATIENCE_S = 120.0
 """Seconds without a new step after which a process counts as hanging."""
@@ -99,12 +99,12 @@ class Training:
         return status
 
     def kill_in_step(self) -> float:
-        """Kill it with SIGKILL half a step after the last one that is done; return those seconds."""
+        """Kill it and what it started, half a step after the last one that is done; return those seconds."""
         spans = sorted(after.time - before.time for before, after in itertools.pairwise(self.steps))
         half = spans[len(spans) // 2] / 2 if spans else 0.0
         # The middle of a step is a point in time, so this sleep is no waiting for luck.
         time.sleep(max(0.0, self.steps[-1].time + half - time.time()))
-        self._process.send_signal(signal.SIGKILL)
+        kill_machine(self._process.pid)
         return half
 
     @property

@@ -5,21 +5,26 @@
     python -m spotsafe.testing.killing --at FileWritten:2 -- train.py --lr 0.1
 
 runs ``train.py --lr 0.1`` as ``python train.py --lr 0.1`` would, and kills the process with SIGKILL when the
-second data file is durable. The script is not changed and does not know.
+second data file is durable. The script is not changed and does not know. Unless ``SPOTSAFE_WRITER`` says otherwise a
+thread of the script's process writes, not a process of its own: that one would go on, and tell of what it did when it
+has already done more.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import runpy
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from spotsafe import events
 from spotsafe.events import Event
+from spotsafe.options import WRITER
 from spotsafe.testing.sinks import event_types
 
 
@@ -64,6 +69,26 @@ class KillAt:
         os.kill(os.getpid(), self._signal)
 
 
+def kill_machine(pid: int) -> None:
+    """SIGKILL a process and what it has started, as if their machine had gone: none of them sees the other's end.
+
+    Where there is no ``/proc`` only the process itself.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    for one in [*_children(pid), pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if stat.read_text(errors="replace").rpartition(")")[2].split()[1] == str(pid):
+                found.append(int(stat.parent.name))
+    return found
+
+
 def run_script(arguments: Sequence[str]) -> None:
     """Run a script with its arguments as ``python script.py ...`` would: the rest of this process is its."""
     script = arguments[0]
@@ -87,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("no script; write -- script.py behind the options")
     sink = _parse_sink(parser, at=options.at, signal_name=options.signal)
     events.install(sink)
+    os.environ.setdefault(WRITER, "thread")
     try:
         run_script(script)
     finally:

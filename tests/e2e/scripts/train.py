@@ -56,7 +56,7 @@ class Options:
     lockstep: bool = False
     """Wait for each save: then the order of the storage operations is the same in each process."""
     kill_at: str | None = None
-    """``EVENT:COUNT``: SIGKILL there."""
+    """``EVENT:COUNT``: SIGKILL exactly there, so a thread writes: a process of its own would go on."""
     terminate_at: str | None = None
     """``EVENT:COUNT``: SIGTERM there."""
     crash_at: int | None = None
@@ -211,6 +211,7 @@ def main() -> None:
         watch=None,
         events=sinks,
         drain_timeout=timedelta(seconds=60),
+        writer="auto" if options.kill_at is None else "thread",
         restart_limits=Limits(starts_per_hour=10_000),  # killed for a living
     ) as run:
         for step, batch in run.steps(loader, until=options.until):
