@@ -7,7 +7,7 @@ failed in the background.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -63,7 +63,7 @@ class Attempt:
 
     def wait(self) -> None:
         """See `Run.wait`."""
-        self._drain_and_raise()
+        self._drain_and_raise(self._save_between_loops)
 
     # -- end ---
 
@@ -116,16 +116,20 @@ class Attempt:
         self.loops.leave_open()
         finished = self.loops.all_ended
         self._say_nothing_counted()
-        try:
-            self.loops.judge()
+
+        def save() -> None:
             if finished:
                 self.points.save_end()
             else:
                 self.points.save_left(body_open=self.loops.body_open)
+
+        try:
+            self.loops.judge()
+            save()
         except BaseException:
             self._drain_and_log()
             raise
-        self._drain_and_raise()
+        self._drain_and_raise(save)
         if not finished and notice is not None and self.options.on_reclaim == "exit":
             raise self.points.reclaimed(notice)
         self._end_as(FINISHED if finished else LEFT, None)
@@ -152,9 +156,20 @@ class Attempt:
                 ev.Warned(message=f"{text}: iterate over run.steps(loader, ...) or run.range(n)")
             )
 
-    def _drain_and_raise(self) -> None:
-        drained = self.points.drain()
-        self.saver.poll()
+    def _save_between_loops(self) -> None:
+        if not self.loops.active:  # else the next safe point does
+            with child_deaths_deferred():
+                self.points.save_asked(whole=not self.loops.body_open)
+
+    def _drain_and_raise(self, again: Callable[[], None] = lambda: None) -> None:
+        """Wait for what is in flight; if its writer dies over it, `again` makes it once more, where that can be."""
+        while True:
+            lost = self.saver.lost
+            drained = self.points.drain()
+            self.saver.poll()
+            if self.saver.lost == lost:
+                break
+            again()
         self.saver.raise_failures()
         if not drained:
             raise SaveFailed(

@@ -297,6 +297,8 @@ class Run:
     def wait(self) -> None:
         """Wait until every save so far is published, for `drain_timeout` at most.
 
+        One that its writer process died over is made again: between loops at once, in a body at the next safe point.
+
         Raises:
             SaveFailed: one was not.
             Superseded: a newer attempt of the run exists.

@@ -195,8 +195,8 @@ class SafePoints:
 
     @property
     def _owes_save(self) -> bool:
-        """Whether there are steps that no save holds, or a save was asked for and not made yet."""
-        return self._unsaved_steps > 0 or self._asked is not None
+        """Whether there are steps that no save holds, or a save was asked for and not made yet, or is lost."""
+        return self._unsaved_steps > 0 or self._asked is not None or self.saver.owes
 
     def _reason_to_save(self, *, epoch_ended: bool) -> str | None:
         if self._asked is not None:
@@ -269,8 +269,13 @@ class SafePoints:
 
     def _leave(self, notice: ReclaimNotice, save: Callable[[str], None]) -> None:
         """Do what the remaining time allows, then end the loops."""
-        self._act_on(notice, save)
-        self.drain()
+        while True:
+            lost = self.saver.lost
+            self._act_on(notice, save)
+            self.drain()
+            self._take_results()
+            if self.saver.lost == lost:  # else there is no later safe point that would make it again
+                break
         if self.on_reclaim == "exit":
             raise self.reclaimed(notice)
         self.leaving = True
@@ -294,7 +299,7 @@ class SafePoints:
             save_s=None if cost is None else cost.blocking_s + cost.write_s,
             in_flight=self.saver.busy,
             finish_in_flight_s=self.saver.rest_of_flight_s,
-            unsaved_steps=self._unsaved_steps + (self._asked is not None),
+            unsaved_steps=self._unsaved_steps + (self._asked is not None or self.saver.owes),
         )
 
     def _save_or_tell(self, save: Callable[[str], None]) -> None:

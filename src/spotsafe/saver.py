@@ -63,6 +63,14 @@ class _Due:
     """On the monotonic clock, in seconds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a save is made for, and what the one that is made in its place is made for too."""
+
+    reason: str
+    metrics: dict[str, float]
+
+
 @dataclass(slots=True, eq=False)
 class Saver:
     """Stages and submits saves, one at a time, and takes back their results."""
@@ -88,8 +96,12 @@ class Saver:
     """Step of the newest state that a checkpoint holds, or will when the save in flight is published."""
     _overdue: bool = False
     """One was due while the writer was busy, or one failed that would not fail again; none was made since."""
-    _discarded: _Due | None = None
-    """The last save, if its copy was overtaken: it is made again, as a new save."""
+    lost: int = 0
+    """So many saves of this attempt were lost since the process that wrote them ended. Each is made again."""
+    _made: _Asked | None = None
+    """The last save."""
+    _again: _Asked | None = None
+    """The last save, if its copy was overtaken or its writer has died: it is made again, as a new save."""
     _durable_step: int = field(init=False)
     _plans: PlanCache = field(default_factory=PlanCache)
     _arena: Arena | None = None
@@ -137,6 +149,11 @@ class Saver:
     def busy(self) -> bool:
         """Whether a save is being written."""
         return self.overlap.copying or not self.writer.idle
+
+    @property
+    def owes(self) -> bool:
+        """Whether a save is to be made again."""
+        return self._again is not None
 
     @property
     def in_flight(self) -> bool:
@@ -192,7 +209,9 @@ class Saver:
         what = _Due(
             name=name, capture=capture, plan=plan, reason=reason, metrics=dict(metrics or {}), began=began
         )
-        self._copy(self._instead_of_discarded(what), idle, beside=beside)
+        due = self._with_what_was_asked(what)
+        self._made = _Asked(reason=due.reason, metrics=due.metrics)
+        self._copy(due, idle, beside=beside)
         return True
 
     def poll(self) -> None:
@@ -286,15 +305,15 @@ class Saver:
 
     def _discard(self, due: _Due, frozen: StagedFrozen) -> None:
         """The copy is no state of any step. Nothing of it was given to the writer."""
-        self._discarded = due
+        self._again = self._made
         if frozen.arena is not None:
             frozen.arena.close()
         self._note_lost()
         self.emit(events.SaveDiscarded(checkpoint=str(due.name), step=due.name.step))
 
-    def _instead_of_discarded(self, due: _Due) -> _Due:
-        """With what was asked of the save whose copy was overtaken, if there is one."""
-        before, self._discarded = self._discarded, None
+    def _with_what_was_asked(self, due: _Due) -> _Due:
+        """With what was asked of the save in whose place it is made, if there is one."""
+        before, self._again = self._again, None
         if before is None:
             return due
         reason = before.reason if due.reason == "interval" else due.reason
@@ -431,6 +450,7 @@ class Saver:
         # it the store's fault if a writer process ended: that has been told, and how often it may is counted there.
         self._overdue = self._overdue or isinstance(result.error, StorageNotFound | WriterDied)
         if isinstance(result.error, WriterDied):
+            self.lost, self._again = self.lost + 1, self._made
             return
         self._count_failure(str(result.name), result.error)
 

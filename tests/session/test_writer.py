@@ -14,6 +14,7 @@ import torch
 
 import spotsafe
 from spotsafe import events as ev, writing
+from spotsafe.checkpoint.candidates import candidates, look
 from spotsafe.policy.retention import Keep, Saved
 from spotsafe.storage.local import LocalStore
 from spotsafe.testing.clock import ManualClock
@@ -137,6 +138,73 @@ def test_training_goes_on_when_the_writer_dies(tmp_path: Path) -> None:
     assert [one.by for one in program.of(ev.WriterReplaced)] == ["process", "process"]
     assert not program.of(ev.SaveFailed)
     assert program.checkpoint_steps()[-1] == 8
+
+
+class Deadly:
+    """The writer process dies over some saves, each of them before it could begin with it."""
+
+    def __init__(self, *saves: int) -> None:
+        self._saves, self._count = saves, 0
+
+    def emit(self, event: ev.Event) -> None:
+        if isinstance(event, ev.SaveStarted):
+            self._count += 1
+            if self._count in self._saves:
+                self._writer = the_writer()
+                os.kill(self._writer, signal.SIGSTOP)
+        elif isinstance(event, ev.SaveStaged) and self._count in self._saves:
+            os.kill(self._writer, signal.SIGKILL)
+
+
+@needs_process
+@pytest.mark.parametrize("deaths", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize("end", ["end", "left", "notice"])
+def test_the_last_save_is_made_again_if_the_writer_dies_over_it(
+    tmp_path: Path, end: str, deaths: int
+) -> None:
+    """There is no later safe point that would: the way out does."""
+    program = Program()
+    deadly = Deadly(*range(1, 1 + deaths))
+    session = program.session(
+        tmp_path / "run",
+        writer="process",
+        save_every=None,
+        events=[program.sink, deadly],
+        on_reclaim="return",
+    )
+    with session as run:
+        for step, batch in run.steps(program.loader, until=3):
+            program.train(step, batch)
+            if step == 1 and end == "left":
+                break
+            if step == 1 and end == "notice":
+                signal.raise_signal(signal.SIGTERM)
+    assert program.checkpoint_steps() == [3 if end == "end" else 2]
+    assert len(program.of(ev.WriterReplaced)) == deaths
+    assert run.failures == ()
+
+
+@needs_process
+def test_what_was_asked_for_is_kept_if_the_writer_dies_over_it(tmp_path: Path) -> None:
+    """`wait` returns when it is published, with its metrics."""
+    program = Program()
+    folder = tmp_path / "run"
+    session = program.session(
+        folder,
+        writer="process",
+        save_every=None,
+        events=[program.sink, Deadly(1)],
+        keep=spotsafe.best("loss", mode="min"),
+    )
+    with session as run:
+        for step, batch in run.steps(program.loader, until=2):
+            program.train(step, batch)
+        run.save(metrics={"loss": 0.5})
+        run.wait()
+        assert program.checkpoint_steps() == [2]
+        [manifest] = [one.manifest for one in candidates(LocalStore(folder), look(LocalStore(folder)))]
+        assert manifest is not None
+        assert (dict(manifest.metrics), manifest.reason) == ({"loss": 0.5}, "asked")
 
 
 @needs_process

@@ -208,6 +208,29 @@ def test_what_cannot_be_sent_is_a_failed_save(made: Make, sink: RecordingSink) -
     assert good.published
 
 
+def test_what_has_no_room_here_is_a_failed_save(
+    made: Make, run: Path, sink: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has died if this process has no descriptor left: the failure counts, and the writer stays."""
+    writer = made()
+    write(writer, save(1))
+    pid = the_writer()
+
+    def full(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as here:
+        here.setattr(process_module.channel, "send", full)
+        writer.submit(save(2).job, save(2).arena)
+        assert writer.idle
+    write(writer, save(3))
+    _, failed, good = writer.poll()
+    assert (type(failed.error), failed.error and failed.error.args[0]) == (OSError, 24)
+    assert [event.step for event in sink.of(SaveFailed)] == [2]
+    assert good.published
+    assert the_writer() == pid
+
+
 def test_state_of_every_kind_arrives(made: Make, run: Path) -> None:
     """Trees that never change are sent once, others as they are; numbers stay what they are."""
     from dataclasses import replace

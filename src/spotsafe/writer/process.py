@@ -205,7 +205,7 @@ class ProcessWriter:
             self._send(link, job, arena, frozen, staging)
         except BlockingIOError:
             self._cut(link)  # it has not read for a long time
-        except OSError as error:
+        except ConnectionError as error:
             _log.debug("the writer process is gone", exc_info=error)
             self._lose(link)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a save is in its result
