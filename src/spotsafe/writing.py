@@ -71,7 +71,7 @@ def choose_writer(
 def _why_not(where: Reopening | None, options: Options) -> str | None:
     """What keeps another process from writing; None if nothing does."""
     if not can_run():
-        return "this system has no memory that two processes can share by a descriptor"
+        return "this system has no memory that two processes can share by a descriptor, or no Python to run by itself"
     if where is None:
         return "only this process can open the store"
     if wire.policies_of(options.keep) is None:

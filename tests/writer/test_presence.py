@@ -101,6 +101,19 @@ def test_a_file_that_makes_no_sense_is_no_reason_to_wait(runtime: Path, me: Iden
         release(held)
 
 
+def test_where_there_are_no_locks_nobody_is_waited_for(
+    runtime: Path, me: Identity, dead: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some shares have none: a file that a killed writer left there must not delay each start."""
+    release(lock(dead))
+
+    def none(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    assert not waits(me)
+
+
 def test_the_folder_is_for_this_user_alone(runtime: Path) -> None:
     """Made so, and refused if others can look into it, or if it leads elsewhere."""
     folder = Path(runtime_folder())

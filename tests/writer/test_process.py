@@ -179,6 +179,20 @@ def test_close_does_not_wait_for_a_save(made: Make, run: Path) -> None:
     until(lambda: not [one for one in threading.enumerate() if one.name == NAME], what="nobody tends it")
 
 
+def test_close_does_not_wait_for_one_that_stands_still(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has nothing to do any more: it is ended."""
+    monkeypatch.setattr(process_module, "LEAVE_S", 0.2)
+    writer = made()
+    write(writer, save(1))
+    pid = the_writer()
+    with stopped(pid):
+        closing = threading.Thread(target=writer.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE_S / 4)
+        assert not closing.is_alive()
+    assert not lives(pid)
+
+
 def test_errors_keep_their_class(made: Make, run: Path, sink: RecordingSink) -> None:
     """What fails there is told here as what it is; the next save works."""
     run.mkdir()
@@ -378,6 +392,32 @@ def test_modules_of_the_working_folder_are_not_imported(
     monkeypatch.syspath_prepend(str(tmp_path))
     write(made(), save(1))
     assert published(run) == [1]
+
+
+def test_a_path_that_python_passes_over(
+    made: Make, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a program has put on the path is no reason to have no writer, nor is a working folder that is gone."""
+    for one in (tmp_path, os.fsencode(tmp_path), None):
+        monkeypatch.setattr(sys, "path", [*sys.path, one])
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    write(made(), save(1))
+    assert published(run) == [1]
+    assert writers()
+    os.chdir(tmp_path)
+
+
+def test_a_frozen_program_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its executable is the program: started as a writer it would train, and start writers of its own."""
+    assert can_run()
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert not can_run()
+    monkeypatch.delattr(sys, "frozen")
+    monkeypatch.setattr(process_module.boot, "__file__", "/somewhere/app.pyz/spotsafe/writer/boot.py")
+    assert not can_run()
 
 
 def test_signals_for_everybody_do_not_end_it(made: Make, run: Path) -> None:

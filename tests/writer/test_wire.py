@@ -16,7 +16,7 @@ from spotsafe.checkpoint.branch import Rollback
 from spotsafe.checkpoint.index import KeptTree
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.errors import DamagedCheckpoint, SaveFailed, SpotsafeError, StorageFull, StorageNotFound
-from spotsafe.events import Event
+from spotsafe.events import Event, Warned
 from spotsafe.policy.retention import Keep, Saved, best, every, latest
 from spotsafe.testing.saves import stage
 from spotsafe.testing.sinks import sample_events
@@ -100,6 +100,13 @@ def test_events_arrive_as_they_were(event: Event) -> None:
     message = wire.for_trainer(wire.encode(wire.said(event)))
     assert isinstance(message, wire.Said)
     assert wire.event_of(message) == event
+
+
+def test_an_event_with_the_name_of_any_file_arrives() -> None:
+    """A name on disk may hold bytes that are no text: they are spelled out."""
+    message = wire.for_trainer(wire.encode(wire.said(Warned(message="stray file x\udcff"))))
+    assert isinstance(message, wire.Said)
+    assert wire.event_of(message) == Warned(message="stray file x\\udcff")
 
 
 def test_results_arrive_as_they_were() -> None:

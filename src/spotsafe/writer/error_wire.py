@@ -32,8 +32,8 @@ def sent_error(error: BaseException, *, depth: int = _CAUSES) -> SentError:
     plain = all(isinstance(one, _PLAIN) for one in args)
     return SentError(
         kind=type(error).__name__,
-        text=_text(str(error)),
-        args=tuple(_text(one) if isinstance(one, str) else one for one in args) if plain else None,
+        text=text_of(str(error)),
+        args=tuple(text_of(one) if isinstance(one, str) else one for one in args) if plain else None,
         attributes={name: value for name, value in vars(error).items() if _is_plain(value)},
         cause=None if cause is None or not depth else sent_error(cause, depth=depth - 1),
     )
@@ -72,8 +72,9 @@ def _is_plain(value: object) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
-    return value == _text(value) if isinstance(value, str) else isinstance(value, _PLAIN)
+    return value == text_of(value) if isinstance(value, str) else isinstance(value, _PLAIN)
 
 
-def _text(text: str) -> str:
+def text_of(text: str) -> str:
+    """The text, with what cannot be sent, lone surrogates, spelled out."""
     return text.encode(errors="backslashreplace").decode()

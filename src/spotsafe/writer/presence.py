@@ -142,14 +142,16 @@ def _left_over(folder: str, place: str, identity: Identity) -> bool:
 def _is_left_over(path: str, identity: Identity) -> bool:
     """Whether a writer holds the lock whose trainer has ended. A file that nobody holds is removed."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # on a network's disk only a writer gets the lock
     except OSError:
         return False
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return _trainer_has_ended(os.pread(fd, _MOST, 0), identity)
+        except OSError:  # no locks here: then nobody can be waited for
+            return False
         with contextlib.suppress(OSError):
             os.unlink(path)
             if not os.path.getsize(log_of(path)):

@@ -43,6 +43,8 @@ _PACKAGE = Path(__file__).parents[1]
 _HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """No context on a device, and no threads that nobody uses."""
 _LAST_WORDS = 400
+LEAVE_S = 5.0
+"""A process that has nothing to do any more ends within this time, or is ended."""
 _EXIT_S = 30.0
 _LOOK_EVERY_MS = 500
 
@@ -54,6 +56,8 @@ def can_run() -> bool:
     return (
         sys.platform == "linux"
         and bool(sys.executable)
+        and not hasattr(sys, "frozen")  # the executable is the program itself: it would be run once more
+        and os.path.isfile(boot.__file__)  # not in an archive
         and can_share()
         and hasattr(socket, "send_fds")
         and hasattr(os, "posix_spawn")
@@ -247,7 +251,10 @@ class ProcessWriter:
         with contextlib.suppress(OSError):
             link.ours.shutdown(socket.SHUT_WR)
         if idle or self._instead is not None:
-            self._tending.join()
+            self._tending.join(LEAVE_S)
+            if self._tending.is_alive():  # it stands still, and nothing is lost with it
+                self._kill(self._link)
+                self._tending.join(LEAVE_S)
         if self._instead is not None:
             self._close_links()
 
@@ -487,8 +494,13 @@ def _package() -> dict[str, object]:
     Not the folders of the program: a module in them may have the name of one that is needed.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    own = {os.getcwd(), *([] if main is None else [os.path.dirname(os.path.abspath(main))])}
-    path = [one for one in sys.path if os.path.isabs(one) and one not in own]
+    own = set()
+    with contextlib.suppress(OSError):  # the working folder may have been deleted
+        own.add(os.getcwd())
+        own.update([] if main is None else [os.path.dirname(os.path.abspath(main))])
+    # Programs put what is no text there too; Python's own import passes it over.
+    there: list[object] = [*sys.path]
+    path = [one for one in there if isinstance(one, str) and os.path.isabs(one) and one not in own]
     return {"package": _PACKAGE.name, "folder": str(_PACKAGE), "module": MODULE, "path": path}
 
 

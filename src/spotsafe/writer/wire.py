@@ -20,7 +20,7 @@ from spotsafe.checkpoint.index import FileEntry, KeptTree, TensorEntry
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.events import Event
 from spotsafe.policy.retention import AnyOf, Best, Every, Keep, Latest
-from spotsafe.writer.error_wire import SentError, error_of, sent_error
+from spotsafe.writer.error_wire import SentError, error_of, sent_error, text_of
 from spotsafe.writer.job import FrozenFile, HealthSpan, SaveJob, SaveResult, StagedFile
 
 
@@ -194,9 +194,15 @@ def _slots(kind: type[Keep]) -> Sequence[str]:
 
 
 def said(event: Event) -> Said:
-    """An event as a message."""
+    """An event as a message. Names of files in it may hold bytes that are no text: these are spelled out."""
     data = {one.name: getattr(event, one.name) for one in fields(event)}
-    return Said(kind=type(event).__name__, data=msgspec.Raw(_encoder.encode(data)))
+    try:
+        encoded = _encoder.encode(data)
+    except UnicodeEncodeError:
+        encoded = _encoder.encode(
+            {name: text_of(value) if isinstance(value, str) else value for name, value in data.items()}
+        )
+    return Said(kind=type(event).__name__, data=msgspec.Raw(encoded))
 
 
 def event_of(message: Said) -> Event:
