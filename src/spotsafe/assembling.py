@@ -18,6 +18,7 @@ from spotsafe.checkpoint.catalog import refuse_parent
 from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.errors import RestartLoop
 from spotsafe.events import Event, Fanout
+from spotsafe.flight import Flight
 from spotsafe.identity import Identity
 from spotsafe.initializing import Initialized, load_initial_values
 from spotsafe.ledger.reading import ended_at, writes_no_more
@@ -90,7 +91,7 @@ def begin_attempt(setting: Setting) -> Attempt:
         progress = _Progress(claimed.furthest_step)
         _start_ledger(setting, claimed, progress, stack)
         writer = _start_writer(setting, claimed, stack)
-        opened = load_newest(setting.store, claimed, emit=emit, decoded=decoded)
+        opened = load_newest(setting.store, claimed, emit=emit, decoded=decoded, clock=options.clock)
         initialized = _initialize(setting, opened, emit=emit)
         state = _restore(setting, opened, emit=emit)
         progress.positions = state.positions
@@ -176,7 +177,7 @@ def _initialize(setting: Setting, opened: Opened, *, emit: Callable[[Event], Non
     source = setting.options.init_from
     if opened.loaded is not None or source is None:
         return None
-    return load_initial_values(source, tracker=setting.tracker, emit=emit)
+    return load_initial_values(source, tracker=setting.tracker, emit=emit, clock=setting.options.clock)
 
 
 def _restore(setting: Setting, opened: Opened, *, emit: Callable[[Event], None]) -> SessionState:
@@ -248,9 +249,12 @@ def _connect(
         values=setting.values,
         restored_rng=state.rng,
     )
+    flight = Flight()
+    setting.fanout.add(flight)
     points = SafePoints(
         moments=moments,
         saver=saver,
+        flight=flight,
         watch=watch,
         clock=options.clock,
         emit=emit,

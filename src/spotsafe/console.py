@@ -2,7 +2,8 @@
 
 `Console` prints them to stderr, whether or not anybody set up logging. `LogSink` gives every event to the
 logger ``spotsafe``; where that logger's records reach the terminal too, `Console` leaves the lines to it, so
-that nothing is shown twice. The environment variable ``SPOTSAFE_LOG`` shows more.
+that nothing is shown twice. What takes long has a line that changes on a terminal, and a line every half minute
+elsewhere. The environment variable ``SPOTSAFE_LOG`` shows more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, fields
 from typing import TextIO
 
 from spotsafe import human
+from spotsafe.bar import LINE_EVERY_S, Bar, can_draw, words
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.events import (
     AttemptSuperseded,
@@ -26,12 +28,12 @@ from spotsafe.events import (
     LoopStopped,
     NoticeCancelled,
     NoticeReceived,
+    Progress,
     RunEnded,
     RunStarted,
     SaveFailed,
     SingleWriter,
     Warned,
-    WriterAwaited,
     WriterReplaced,
 )
 
@@ -51,6 +53,8 @@ class Lines:
         self._started: RunStarted | None = None
         self._interval_shown = False
         self._refusal_shown = False
+        self._waited_s: dict[type[Event], float] = {}
+        """Of each kind of wait that goes on, when its last line was."""
 
     def render(self, event: Event) -> tuple[int, str] | None:
         """The level and the text of the event's line, or None if it has none."""
@@ -67,14 +71,25 @@ class Lines:
             # Whoever may not delete one object may not delete the others; the log has each.
             told, self._refusal_shown = self._refusal_shown, True
             return None if told else (logging.WARNING, _refused(event))
-        if isinstance(event, WriterAwaited):
-            return logging.INFO, _awaited(event)
+        if isinstance(event, Progress):
+            return self._progress(event)
         warning = _WARNINGS.get(type(event))
         return None if warning is None else (logging.WARNING, warning(event))
 
+    def _progress(self, event: Progress) -> tuple[int, str] | None:
+        kind = type(event)
+        if event.over:
+            self._waited_s.pop(kind, None)
+            return None
+        last = self._waited_s.get(kind)
+        if last is not None and event.waited_s - last < LINE_EVERY_S:
+            return None
+        self._waited_s[kind] = event.waited_s
+        return logging.INFO, words(event)
+
 
 class Console:
-    """A sink that prints the lines on rank 0.
+    """A sink that prints the lines on rank 0, and what takes long as a bar if that is a terminal.
 
     Args:
         stream: where to; standard error as it is at the time if None.
@@ -85,21 +100,40 @@ class Console:
         self._stream = stream
         self._rank = rank
         self._lines = Lines()
+        self._bar = Bar()
 
     def emit(self, event: Event) -> None:
         """Print the event's line, if it has one and logging does not show it."""
         line = self._lines.render(event)
-        if line is None or self._rank != 0:
+        if self._rank != 0:
             return
-        level, text = line
-        if self._stream is None and shown_by_logging(logging.getLogger(LOGGER), level):
-            return
-        stream = self._stream or sys.stderr
         try:
-            stream.write(f"spotsafe: {human.one_line(text)}\n")
-            stream.flush()
+            if not isinstance(event, Progress) or not self._draw(event):
+                self._print(line)
         except (OSError, ValueError, UnicodeError):
             return  # a closed terminal is no reason to complain, least of all on it
+
+    def _draw(self, event: Progress) -> bool:
+        """Show it on the bar, or end that; false if there can be none."""
+        stream = self._stream or sys.stderr
+        if self._logged(logging.INFO) or not can_draw(stream, given=self._stream is not None):
+            return False
+        if not event.over:
+            self._bar.draw(stream, event)
+        elif self._bar.shown:
+            stream.write(self._bar.over())
+            stream.flush()
+        return True
+
+    def _print(self, line: tuple[int, str] | None) -> None:
+        if line is None or self._logged(line[0]):
+            return
+        stream = self._stream or sys.stderr
+        stream.write(f"{self._bar.over()}spotsafe: {human.one_line(line[1])}\n")
+        stream.flush()
+
+    def _logged(self, level: int) -> bool:
+        return self._stream is None and shown_by_logging(logging.getLogger(LOGGER), level)
 
 
 class LogSink:
@@ -312,13 +346,6 @@ def _replaced(event: WriterReplaced) -> str:
             f"warning: the writer process has ended again{lost} ({event.reason}): from now on a thread writes"
         )
     return f"warning: the writer process has ended{lost} ({event.reason}); another one takes its place"
-
-
-def _awaited(event: WriterAwaited) -> str:
-    left = human.duration(max(0.0, event.limit_s - event.waited_s))
-    return (
-        f"the writer of a run that has ended is still writing its last save; waiting for it, {left} at most"
-    )
 
 
 def _warned(event: Warned) -> str:

@@ -60,6 +60,19 @@ class RestoreStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreProgress(Event):
+    """A checkpoint is being read. See `Progress`."""
+
+    checkpoint: str
+    waited_s: float
+    """Seconds since reading began."""
+    read_bytes: int
+    """Read and verified."""
+    total_bytes: int
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreVerified(Event):
     """All bytes are read and match their digests; nothing has been loaded into objects yet."""
 
@@ -183,6 +196,24 @@ class WriterAwaited(Event):
     waited_s: float
     limit_s: float
     """After so many seconds the start goes on."""
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveAwaited(Event):
+    """The training thread waits for a save in flight, in `run.wait` or when leaving; see `Progress`."""
+
+    checkpoint: str
+    waited_s: float
+    limit_s: float
+    """After so many seconds it waits no more. A notice makes it less."""
+    written_bytes: int
+    """Of data files that are durable."""
+    total_bytes: int | None
+    """Of all of them; None until they are staged."""
+    published: bool
+    """The checkpoint exists, and what it makes superfluous is being deleted."""
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +311,11 @@ class RunEnded(Event):
     over, or the manifest of one that failed without an answer."""
     reason: str | None = None
     """Of a finished run, what `run.stop` was told, if that is what ended its last loop."""
+
+
+Progress = RestoreProgress | SaveAwaited | WriterAwaited
+"""Events that tell of something that takes long: none in its first seconds (`WriterAwaited` comes at once), then one
+every few, and one at its end (`over`), whatever that is, if it was told of at all."""
 
 
 class EventSink(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spotsafe.checkpoint.candidates import Candidate
 from spotsafe.checkpoint.catalog import resolve, split_target
+from spotsafe.clock import Clock
 from spotsafe.errors import CheckpointNotFound, StateMismatch
 from spotsafe.events import Event
 from spotsafe.options import InitFrom
@@ -49,7 +50,9 @@ def check_initial_values(source: InitFrom, *, tracker: Tracker) -> None:
         )
 
 
-def load_initial_values(source: InitFrom, *, tracker: Tracker, emit: Callable[[Event], None]) -> Initialized:
+def load_initial_values(
+    source: InitFrom, *, tracker: Tracker, emit: Callable[[Event], None], clock: Clock
+) -> Initialized:
     """Give the tracked objects their first values.
 
     Raises:
@@ -59,7 +62,7 @@ def load_initial_values(source: InitFrom, *, tracker: Tracker, emit: Callable[[E
         StorageError: it could not be read.
     """
     store, candidate = _find(source)
-    loaded = load_verified(store, candidate, emit=emit)
+    loaded = load_verified(store, candidate, emit=emit, clock=clock)
     names = tracker.initialize(loaded.saved, weights_only=source.what == "weights")
     return Initialized(checkpoint=f"{store.url}@{candidate.name}", names=tuple(names))
 

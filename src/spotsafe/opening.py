@@ -14,6 +14,7 @@ from spotsafe.checkpoint.branch import Branch
 from spotsafe.checkpoint.candidates import Candidate, Decoded, Listing, look
 from spotsafe.checkpoint.catalog import check_history
 from spotsafe.checkpoint.claim import claim, is_exclusive
+from spotsafe.clock import Clock
 from spotsafe.errors import (
     CheckpointNotFound,
     DamagedCheckpoint,
@@ -142,6 +143,7 @@ def load_newest(
     emit: Callable[[Event], None],
     threads: int = THREADS,
     decoded: Decoded | None = None,
+    clock: Clock | None = None,
 ) -> Opened:
     """Choose again, now that the claim keeps older attempts from deleting, and read it whole.
 
@@ -151,6 +153,7 @@ def load_newest(
         emit: told what happens.
         threads: blocks read at the same time, as for `load_chosen`.
         decoded: as `claim_attempt` left it.
+        clock: of the session.
 
     Raises:
         RestartLoop: this start should not go on. It is on record by now, so that a person who starts again
@@ -178,7 +181,7 @@ def load_newest(
             return Opened(claimed=claimed, choice=None, loaded=None)
         try:
             loaded = load_chosen(
-                store, choice, emit=emit, unusable=unusable, threads=threads, decoded=decoded
+                store, choice, emit=emit, unusable=unusable, threads=threads, decoded=decoded, clock=clock
             )
         except StorageNotFound:
             vanished += 1  # an older attempt's retention took it away meanwhile: list and choose again

@@ -6,7 +6,6 @@ second read, and a storage error, a lack of memory or an unknown version is neve
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,7 +26,9 @@ from spotsafe.checkpoint.index import FileEntry, Index, tiling_problem
 from spotsafe.checkpoint.index_values import entries_by_name
 from spotsafe.checkpoint.layout import CheckpointName, is_frozen_file
 from spotsafe.checkpoint.manifest import Manifest
+from spotsafe.checkpoint.read_progress import ReadProgress
 from spotsafe.checkpoint.room import check_room
+from spotsafe.clock import Clock, SystemClock
 from spotsafe.errors import (
     DamagedCheckpoint,
     NoUsableCheckpoint,
@@ -227,16 +228,18 @@ def load_chosen(
     unusable: MutableMapping[str, str],
     threads: int = THREADS,
     decoded: Decoded | None = None,
+    clock: Clock | None = None,
 ) -> Loaded | None:
     """Read the chosen checkpoint; if it cannot be used, note why and return None: choose again.
 
     Args:
         store: the run.
         choice: from `choose`.
-        emit: told about the beginning and the end.
+        emit: told about the beginning, the progress and the end.
         unusable: receives name and reason.
         threads: blocks at the same time; with 1 the caller's own thread reads, in a fixed order.
         decoded: of indexes that were read before, as for `read_index`.
+        clock: of the session.
 
     Raises:
         StorageNotFound: a file is gone, and so is the checkpoint: look again and choose again.
@@ -245,7 +248,9 @@ def load_chosen(
         NotEnoughMemory: it does not fit into memory.
     """
     try:
-        return load_verified(store, choice.candidate, emit=emit, threads=threads, decoded=decoded)
+        return load_verified(
+            store, choice.candidate, emit=emit, threads=threads, decoded=decoded, clock=clock
+        )
     except DamagedCheckpoint as error:
         unusable[choice.name] = str(error)
     except StorageNotFound as error:
@@ -283,15 +288,17 @@ def load_verified(
     emit: Emit | None = None,
     threads: int = THREADS,
     decoded: Decoded | None = None,
+    clock: Clock | None = None,
 ) -> Loaded:
     """Read a whole checkpoint into memory and compare every block with its digest.
 
     Args:
         store: the run.
         candidate: the checkpoint.
-        emit: told about the beginning and the end.
+        emit: told about the beginning, the progress and the end.
         threads: as for `load_chosen`.
         decoded: of indexes that were read before, as for `read_index`.
+        clock: of the session.
 
     Raises:
         DamagedCheckpoint: bytes differ from what was published, also at a second read.
@@ -300,16 +307,19 @@ def load_verified(
         NotEnoughMemory: it does not fit into memory.
     """
     assert candidate.manifest is not None
-    name, manifest, started = candidate.name, candidate.manifest, time.monotonic()
-    _tell(emit, RestoreStarted(checkpoint=str(name), total_bytes=manifest.needed_bytes))
-    indexes = _read_indexes(store, candidate, decoded)
-    # Sizes come first: nobody makes room for what an index claims before it is known to be there.
-    entries = [entry for index in indexes for entry in index.files]
-    with readers(threads) as pool:
-        finish([pool.submit(check_size, store, name, entry) for entry in entries])
-    _check_room(name, entries)
-    tensors = _read_tensors(store, name, indexes, threads)
-    _tell(emit, RestoreVerified(checkpoint=str(name), seconds=time.monotonic() - started))
+    name, manifest, total = candidate.name, candidate.manifest, candidate.manifest.needed_bytes
+    emit, clock = emit or _tell_nobody, clock or SystemClock()
+    started = clock.monotonic()
+    emit(RestoreStarted(checkpoint=str(name), total_bytes=total))
+    with ReadProgress(str(name), total, emit=emit, clock=clock) as progress:
+        indexes = _read_indexes(store, candidate, decoded)
+        # Sizes come first: nobody makes room for what an index claims before it is known to be there.
+        entries = [entry for index in indexes for entry in index.files]
+        with readers(threads) as pool:
+            finish([pool.submit(check_size, store, name, entry) for entry in entries], progress=progress)
+        _check_room(name, entries)
+        tensors = _read_tensors(store, name, indexes, threads, progress)
+    emit(RestoreVerified(checkpoint=str(name), seconds=clock.monotonic() - started))
     return Loaded(
         name=name,
         manifest=manifest,
@@ -319,9 +329,8 @@ def load_verified(
     )
 
 
-def _tell(emit: Emit | None, event: Event) -> None:
-    if emit is not None:
-        emit(event)
+def _tell_nobody(_: Event) -> None:
+    pass
 
 
 def _read_indexes(store: Store, candidate: Candidate, decoded: Decoded | None) -> list[Index]:
@@ -341,14 +350,16 @@ def _state(indexes: Sequence[Index]) -> Mapping[str, Json]:
 
 
 def _read_tensors(
-    store: Store, name: CheckpointName, indexes: Sequence[Index], threads: int
+    store: Store, name: CheckpointName, indexes: Sequence[Index], threads: int, progress: ReadProgress
 ) -> dict[str, torch.Tensor]:
     """Every tensor in memory of its own, which nothing else shares."""
     with collection_paused():
         wanted = entries_by_name(indexes)
     files = [entry.shown() for index in indexes for entry in index.files]
     what = f"{name} (of {', '.join(files[:_SHOWN])})"
-    return read_filled(store, name, indexes, wanted, what=what, threads=threads, every_block=True)
+    return read_filled(
+        store, name, indexes, wanted, what=what, threads=threads, every_block=True, progress=progress
+    )
 
 
 def _check_room(name: CheckpointName, entries: Sequence[FileEntry]) -> None:

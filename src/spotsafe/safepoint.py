@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from spotsafe import events, human
 from spotsafe.clock import Clock
 from spotsafe.errors import Reclaimed, SaveFailed
-from spotsafe.events import Event
+from spotsafe.events import Event, SaveAwaited
+from spotsafe.flight import Flight
 from spotsafe.metrics import merged
 from spotsafe.moments import Moments
 from spotsafe.options import OnReclaim
@@ -20,6 +21,7 @@ from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.notice import ReclaimNotice
 from spotsafe.reclaim.watcher import Watch
 from spotsafe.saver import Saver
+from spotsafe.telling import Telling
 
 _PATIENT_ONCE = frozenset({"asked", "risk"})
 """Reasons to save whose state is of now, with metrics of it: they wait for the writer. But only once, so that a store
@@ -34,6 +36,8 @@ class SafePoints:
 
     moments: Moments
     saver: Saver
+    flight: Flight
+    """A sink of the same events."""
     watch: Watch
     clock: Clock
     emit: Callable[[Event], None]
@@ -163,17 +167,25 @@ class SafePoints:
     def drain(self, *, until_notice: bool = False) -> bool:
         """Wait for what is in flight, for `drain_timeout` or as long as a notice leaves; false if that is not enough.
 
+        What takes long is told.
+
         Args:
             until_notice: do not wait any more when a notice comes: there is better to do.
         """
         end = self.clock.monotonic() + self.drain_timeout_s
-        with child_deaths_deferred():
+
+        def awaited(waited_s: float, over: bool) -> SaveAwaited:
+            left = max(0.0, self._time_left_s(end, until_notice=until_notice))
+            return self.flight.awaited(waited_s=waited_s, limit_s=waited_s + left, over=over)
+
+        with child_deaths_deferred(), Telling(awaited, emit=self.emit, clock=self.clock) as telling:
             while True:  # a notice may come while this waits, or a second signal may cut it short
                 left = self._time_left_s(end, until_notice=until_notice)
                 if self.saver.drain(min(left, _LOOK_S)):
                     return True
                 if left <= _LOOK_S:
                     return False
+                telling.look()
 
     def reclaimed(self, notice: ReclaimNotice) -> Reclaimed:
         """The exit for this notice."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from spotsafe.checkpoint.digest import block_digest
 from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.checkpoint.read_progress import ReadProgress
 from spotsafe.errors import DamagedCheckpoint, StorageShort
 from spotsafe.storage.store import Store
 
@@ -75,10 +76,12 @@ def read_block(store: Store, name: CheckpointName, block: Block, buffer: memoryv
     raise DamagedCheckpoint(checkpoint=str(name), file=block.file, reason=reason)
 
 
-def finish(jobs: Sequence[Future[None]]) -> None:
+def finish(jobs: Sequence[Future[None]], *, progress: ReadProgress | None = None) -> None:
     """Wait for all of them; the first error in their order is raised, and what has not begun then never does."""
     try:
         for job in jobs:
+            if progress is not None:
+                progress.wait_for(job)
             job.result()
     finally:
         for job in jobs:

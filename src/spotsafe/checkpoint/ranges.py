@@ -12,6 +12,7 @@ import numpy as np
 from spotsafe.checkpoint.blocks import Block, block_of, check_size, finish, read_block, readers
 from spotsafe.checkpoint.index_values import FileEntry, Index
 from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.checkpoint.read_progress import ReadProgress
 from spotsafe.checkpoint.room import room_for
 from spotsafe.storage.store import Store
 
@@ -37,6 +38,7 @@ def read_ranges(
     *,
     threads: int = THREADS,
     every_block: bool = False,
+    progress: ReadProgress | None = None,
 ) -> None:
     """Fill every range's memory with verified bytes.
 
@@ -49,6 +51,7 @@ def read_ranges(
         ranges: in any order.
         threads: blocks at the same time; with 1 the caller's own thread reads, in a fixed order.
         every_block: verify all blocks of all files, also those that hold nothing of a range.
+        progress: is told of each block.
 
     Raises:
         DamagedCheckpoint: bytes differ from what was published, also at a second read.
@@ -61,13 +64,19 @@ def read_ranges(
         if len(one.memory):
             by_file[one.file].append(one)
     scratch = _Scratch()
+
+    def fill(block: Block, parts: Sequence[Range]) -> None:
+        _fill(store, name, block, parts, scratch)
+        if progress is not None:
+            progress.add(block.size)
+
     with readers(threads) as pool:
         jobs = [
-            pool.submit(_fill, store, name, block, parts, scratch)
+            pool.submit(fill, block, parts)
             for file in (files if every_block else by_file)
             for block, parts in _blocks(name, *files[file], by_file[file], every=every_block)
         ]
-        finish(jobs)
+        finish(jobs, progress=progress)
 
 
 def check_sizes(store: Store, name: CheckpointName, indexes: Iterable[Index], files: Collection[str]) -> None:

@@ -17,6 +17,7 @@ from spotsafe.checkpoint import dtypes
 from spotsafe.checkpoint.index_values import Index, Slice, TensorEntry
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.checkpoint.ranges import THREADS, Range, read_ranges
+from spotsafe.checkpoint.read_progress import ReadProgress
 from spotsafe.checkpoint.room import room_for
 from spotsafe.storage.store import Store
 from spotsafe.tensors.memory import CPU, SMALL, new_bytes, view_of
@@ -75,6 +76,7 @@ def read_filled(
     what: str,
     threads: int = THREADS,
     every_block: bool = False,
+    progress: ReadProgress | None = None,
 ) -> dict[str, torch.Tensor]:
     """Read and verify tensors, each into memory of its own, which nothing else shares.
 
@@ -86,6 +88,7 @@ def read_filled(
         what: which files it takes memory for, for people.
         threads: see `read_ranges`.
         every_block: see `read_ranges`.
+        progress: see `read_ranges`.
 
     Raises:
         NotEnoughMemory: there is none for them.
@@ -94,7 +97,7 @@ def read_filled(
     with collection_paused(), room_for(what, by_torch=True):
         filling = Filling(wanted)
         ranges = list(filling.ranges())
-    read_ranges(store, name, indexes, ranges, threads=threads, every_block=every_block)
+    read_ranges(store, name, indexes, ranges, threads=threads, every_block=every_block, progress=progress)
     with collection_paused(), room_for(what, by_torch=True):
         return filling.tensors()
 

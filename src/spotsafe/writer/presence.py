@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from spotsafe.clock import Clock
 from spotsafe.events import Event, WriterAwaited
 from spotsafe.identity import Identity, is_running
+from spotsafe.telling import Telling
 
 _LOOK_EVERY_S = 0.05
-_TELL_EVERY_S = 5.0
 _MOST = 1 << 12
 
 LOCK, LOG = ".lock", ".log"
@@ -116,15 +116,17 @@ def await_writers(
         folder = runtime_folder()
     except OSError:
         return True
-    began, told = clock.monotonic(), -_TELL_EVERY_S
-    while _left_over(folder, place, identity):
-        waited = clock.monotonic() - began
-        if waited >= limit_s:
-            return False
-        if waited - told >= _TELL_EVERY_S:
-            told = waited
-            emit(WriterAwaited(waited_s=waited, limit_s=limit_s))
-        clock.wait(threading.Event(), _LOOK_EVERY_S)
+
+    def awaited(waited_s: float, over: bool) -> WriterAwaited:
+        return WriterAwaited(waited_s=waited_s, limit_s=limit_s, over=over)
+
+    end = clock.monotonic() + limit_s
+    with Telling(awaited, emit=emit, clock=clock, first_s=0.0) as telling:
+        while _left_over(folder, place, identity):
+            if clock.monotonic() >= end:
+                return False
+            telling.look()
+            clock.wait(threading.Event(), _LOOK_EVERY_S)
     return True
 
 
