@@ -308,7 +308,8 @@ def load_verified(
     """
     assert candidate.manifest is not None
     name, manifest, total = candidate.name, candidate.manifest, candidate.manifest.needed_bytes
-    emit, clock = emit or _tell_nobody, clock or SystemClock()
+    emit = _tell_nobody if emit is None else emit  # a list with a `__call__` may be empty
+    clock = SystemClock() if clock is None else clock
     started = clock.monotonic()
     emit(RestoreStarted(checkpoint=str(name), total_bytes=total))
     with ReadProgress(str(name), total, emit=emit, clock=clock) as progress:
