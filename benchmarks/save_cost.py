@@ -45,14 +45,14 @@ GIB = 1 << 30
 class Training:
     """Linear layers with AdamW; `batch` sets how long a step takes."""
 
-    def __init__(self, width: int, batch: int) -> None:
+    def __init__(self, width: int, batch: int, device: str = "cpu") -> None:
         import torch
 
         torch.manual_seed(0)
-        layers = [torch.nn.Linear(width, width) for _ in range(LAYERS)]
+        layers = [torch.nn.Linear(width, width, device=device) for _ in range(LAYERS)]
         self.model = torch.nn.Sequential(*layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
-        self.inputs = torch.randn(batch, width)
+        self.inputs = torch.randn(batch, width, device=device)
 
     def forward_backward(self) -> None:
         self.optimizer.zero_grad()
@@ -166,16 +166,17 @@ class DcpProcess(Pending):
     """`dcp.async_save` with a process, and a stager that copies to shared memory beside training."""
 
     staging: Any = None
+    pinned = False
 
     def __init__(self, training: Training, folder: str) -> None:
         super().__init__(training, folder)
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         options = StagingOptions(
-            use_pinned_memory=False,
+            use_pinned_memory=self.pinned,
             use_shared_memory=True,
             use_async_staging=True,
-            use_non_blocking_copy=False,
+            use_non_blocking_copy=self.pinned,
         )
         self.stager = DefaultStager(options)
 
@@ -374,11 +375,11 @@ def proportional_bytes(pid: int) -> int:
 # -- all of them ---------------------------------------------------------------------------------------------------
 
 
-def calibrated(width: int, seconds: float) -> int:
+def calibrated(width: int, seconds: float, make: Callable[[int, int], Training] = Training) -> int:
     """The batch with which a step takes so long."""
     batch = 32
     for _ in range(4):
-        training = Training(width, batch)
+        training = make(width, batch)
 
         def step(training: Training = training) -> None:
             training.forward_backward()
@@ -406,10 +407,12 @@ def memcpy_s(nbytes: int) -> float:
     return min(timed(lambda: ctypes.memmove(target, source, nbytes)) for _ in range(3))
 
 
-def measure(name: str, folder: Path, arguments: list[str]) -> dict[str, Any] | None:
+def measure(
+    name: str, folder: Path, arguments: list[str], *, script: str = __file__
+) -> dict[str, Any] | None:
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, "--case", name, str(folder / name), *arguments],
+        [sys.executable, "-W", "ignore", script, "--case", name, str(folder / name), *arguments],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         text=True,
