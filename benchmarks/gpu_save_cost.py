@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import math
 import os
@@ -136,6 +137,9 @@ class WatchedMethod(Method):
     training: WatchedTraining
     saving: Saving
 
+    def close(self) -> None:
+        """Leave nothing behind in this process."""
+
     def save(self) -> None:
         """Note when it is called; what returns has copied, unless a subclass knows better."""
         self.saving = self.training.watch.call()
@@ -186,6 +190,11 @@ class WatchedOurs(Ours):
 
     training: WatchedTraining
 
+    def close(self) -> None:
+        """Leave the session."""
+        with contextlib.redirect_stderr(io.StringIO()):
+            self.session.close()
+
     def emit(self, event: Any) -> None:
         """Take note of it."""
         from spotsafe import events
@@ -200,7 +209,7 @@ class WatchedOurs(Ours):
             saves[-1].durable = time.perf_counter()
 
 
-WATCHED: dict[str, type[Method]] = {
+WATCHED: dict[str, type[WatchedMethod | WatchedOurs]] = {
     "spotsafe": WatchedOurs,
     "torch": WatchedTorchSave,
     "async": WatchedDcpAsync,
@@ -211,16 +220,14 @@ WATCHED: dict[str, type[Method]] = {
 # -- one process ---------------------------------------------------------------------------------------------------
 
 
-def measured(
-    name: str, folder: str, *, training: WatchedTraining, saves: int, steps_between: int
-) -> dict[str, Any]:
+def measured(method: WatchedMethod | WatchedOurs, *, saves: int, steps_between: int) -> dict[str, Any]:
     """Train and save in this process.
 
     Returns:
         the row of the table.
     """
-    method = WATCHED[name](training, folder)
-    Path(folder).mkdir(exist_ok=True)
+    training = method.training
+    Path(method.folder).mkdir(exist_ok=True)
     method.run(WARM_SAVES * steps_between, steps_between)
     method.drain()
     training.watch.clear()
@@ -230,8 +237,8 @@ def measured(
     method.drain()
     watch = training.watch
     return {
-        "blocked": method.blocked,
-        "durable": method.durable,
+        "blocked": list(method.blocked),
+        "durable": list(method.durable),
         "quiet": watch.quiet(),
         "copy": watch.during_copy(),
         "write": watch.during_write(),
@@ -248,7 +255,7 @@ def child(name: str, folder: str, device: str, numbers: list[int]) -> None:
     if name in {"async", "process"}:
         dist.init_process_group("gloo", init_method=f"file://{folder}.group", rank=0, world_size=1)
     training = WatchedTraining(width, batch, device)
-    row = measured(name, folder, training=training, saves=saves, steps_between=steps_between)
+    row = measured(WATCHED[name](training, folder), saves=saves, steps_between=steps_between)
     print(json.dumps(row), flush=True)
     os._exit(0)  # the savers' own ends are not measured
 

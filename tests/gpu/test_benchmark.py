@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import gpu_save_cost
-from benchmarks.gpu_save_cost import Saving, Watch, WatchedTraining, line, main, measured, slower, width_of
+from benchmarks.gpu_save_cost import (
+    WATCHED,
+    Saving,
+    Watch,
+    WatchedTraining,
+    line,
+    main,
+    measured,
+    slower,
+    width_of,
+)
 
 STEPS_BETWEEN, SAVES = 3, 2
 
@@ -47,15 +57,11 @@ def test_a_method_is_measured(device: torch.device, tmp_path: Path, name: str) -
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
         )
+    method = WATCHED[name](WatchedTraining(16, 2, device.type), str(tmp_path / "run"))
     try:
-        row = measured(
-            name,
-            str(tmp_path / "run"),
-            training=WatchedTraining(16, 2, device.type),
-            saves=SAVES,
-            steps_between=STEPS_BETWEEN,
-        )
+        row = measured(method, saves=SAVES, steps_between=STEPS_BETWEEN)
     finally:
+        method.close()
         if name == "async":
             torch.distributed.destroy_process_group()
     assert len(row["blocked"]) == len(row["durable"]) == SAVES
