@@ -19,13 +19,15 @@ STATE_BYTES = 3 * LAYERS * (WIDTH + 1) * WIDTH * 4
 
 
 def held(device: torch.device) -> int:
-    """Bytes of tensors on the device; on the CPU of those that Python can find, by their types: some proxies warn."""
+    """Bytes of tensors on the device; on the CPU of the plain ones that Python can find, other tests' too."""
     gc.collect()
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    live = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in live}
-    return sum(storages.values())
+    plain = [one for one in gc.get_objects() if type(one) in {torch.Tensor, torch.nn.Parameter}]
+    storages = [
+        one.untyped_storage() for one in plain if one.layout is torch.strided and one.device == device
+    ]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
 
 class Peak:
