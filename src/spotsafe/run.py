@@ -84,7 +84,8 @@ def session(
         writer: what writes saves: ``"process"``, which shares no interpreter with training and finishes what is
             staged even if this process is killed, or ``"thread"``. ``"auto"`` is a process where that is possible:
             on Linux, for a path or a url that another process can open, and with nothing of your own (a `Store`, a
-            retention policy, a clock) that cannot be sent to it.
+            retention policy, a clock) that cannot be sent to it; the environment variable ``SPOTSAFE_WRITER`` may
+            name one instead.
         restart_limits: when restarting without progress ends with exit code 93.
         state: what to track, by name; for names that are options.
         **tracked: what to track, by name: anything with ``state_dict`` and ``load_state_dict``, tensors,
