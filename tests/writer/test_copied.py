@@ -16,7 +16,7 @@ from spotsafe.storage.wrapping import Operation, WrappingStore
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.testing.saves import StagedSave, stage, steps_of
 from spotsafe.testing.sinks import RecordingSink
-from spotsafe.writer.copied import CopyFailed, Staging
+from spotsafe.writer.copied import BYTES, CopyFailed, Staging
 from spotsafe.writer.upload import Uploader
 
 PATIENCE_S = 30.0
@@ -121,3 +121,31 @@ def test_waiting() -> None:
     for end in (None, 5):  # half a state is none
         with pytest.raises(CopyFailed):
             failed.wait(end)
+
+
+def test_a_later_copy_is_not_taken_for_an_earlier_one() -> None:
+    """A writer that was thought dead may still look: the arena is that of another step by then."""
+    words = memoryview(bytearray(BYTES))
+    later, earlier = Staging(words, serial=2), Staging(words, serial=1)
+    for end in (None, 5):
+        later.begin()
+        later.finish()
+        later.wait(end)
+        with pytest.raises(CopyFailed):
+            earlier.wait(end)
+
+
+def test_who_copies_may_end_right_behind_the_last_byte() -> None:
+    """What was complete by then counts, in whichever order the writer learns of the two; half of it never."""
+    words = memoryview(bytearray(BYTES))
+    trainer = Staging(words, serial=1)
+    trainer.begin()
+    trainer.reached(10)
+
+    def ends_when_done() -> bool:
+        trainer.finish()
+        return True
+
+    with pytest.raises(CopyFailed):
+        Staging(words, serial=1, gone=lambda: True).wait()
+    Staging(words, serial=1, gone=ends_when_done).wait()
