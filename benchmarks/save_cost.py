@@ -33,6 +33,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from store import cpu_s, tree
+
 ROOT = Path(__file__).resolve().parent.parent
 WARM_SAVES = 4
 LAYERS = 24
@@ -308,42 +310,20 @@ def child(name: str, folder: str, *, width: int, batch: int, saves: int, save_ev
     method.drain()
     method.blocked.clear()
     method.durable.clear()
-    memory, cpu = Peak(), cpu_of_tree_s()
+    memory, cpu = Peak(), cpu_s()
     wall = method.run(saves * save_every, save_every)
     method.drain()
     result = {
         "wall": wall,
         "blocked": method.blocked,
         "durable": method.durable,
-        "cpu": cpu_of_tree_s() - cpu,
+        "cpu": cpu_s() - cpu,
         "peak": memory.stop(),
         "nbytes": training.nbytes,
         "threads": torch.get_num_threads(),
     }
     print(json.dumps(result), flush=True)
     os._exit(0)  # the savers' own ends are not measured
-
-
-def tree() -> list[int]:
-    """This process and all below it."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    found = [os.getpid()]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
-
-
-def cpu_of_tree_s() -> float:
-    ticks = 0
-    for pid in tree():
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Peak:

@@ -38,9 +38,8 @@ def main(end: socket.socket) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         break
-    os._exit(
-        0
-    )  # nothing is open that matters: what is published is durable, and threads of clients take their time
+    # Nothing is open that matters: what is published is durable, and threads of clients take their time.
+    os._exit(0)
 
 
 def _uploader(trainer: Trainer, hello: wire.Hello) -> Uploader:
