@@ -129,9 +129,9 @@ def test_what_stopped_a_run_stands_in_its_last_line() -> None:
 
 def test_a_writer_process_that_ends_is_told() -> None:
     """With what was lost, how it ended, and who writes from now on."""
-    first = WriterReplaced(reason="signal 9", lost=NAME, by="process")
+    first = WriterReplaced(reason="signal 9", lost=(NAME,), by="process")
     told = f"the writer process has ended over {NAME}, which is made again (signal 9); another one takes its place"
-    assert shown(first, dataclasses.replace(first, lost=None, by="thread")) == [
+    assert shown(first, dataclasses.replace(first, lost=(), by="thread")) == [
         f"spotsafe: warning: {told}",
         "spotsafe: warning: the writer process has ended again (signal 9): from now on a thread writes",
     ]

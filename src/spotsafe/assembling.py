@@ -24,11 +24,13 @@ from spotsafe.initializing import Initialized, load_initial_values
 from spotsafe.ledger.reading import ended_at, writes_no_more
 from spotsafe.ledger.record import Ledger
 from spotsafe.loops import Loops
+from spotsafe.machine import memory_now
 from spotsafe.moments import Moments
 from spotsafe.opening import Claimed, Opened, claim_attempt, load_newest, once
 from spotsafe.options import Options
 from spotsafe.outcomes import outcome_of
 from spotsafe.overlap import Overlap
+from spotsafe.policy.staging_memory import SlotChoice, choose_slots
 from spotsafe.positions import Positions
 from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.detect import detect
@@ -318,11 +320,19 @@ def _saver(setting: Setting, opened: Opened, state: SessionState, writer: Writer
         ),
         clock=options.clock,
         emit=emit,
+        choose_slots=partial(_choose_slots, options),
         last_step=state.positions.total,
     )
     stack.callback(saver.close)
     stack.callback(overlap.close)
     return saver
+
+
+def _choose_slots(options: Options, needed: int, beside: int) -> SlotChoice:
+    given = options.staging_memory
+    return choose_slots(
+        needed, beside=beside, memory=memory_now(), given=None if given == "auto" else int(given)
+    )
 
 
 def _lent(opened: Opened) -> tuple[FileEntry, ...]:

@@ -340,7 +340,8 @@ def _single_writer(event: SingleWriter) -> str:
 
 
 def _replaced(event: WriterReplaced) -> str:
-    lost = "" if event.lost is None else f" over {event.lost}, which is made again"
+    again = "which is made again" if len(event.lost) == 1 else "which are made up for"
+    lost = f" over {' and '.join(event.lost)}, {again}" if event.lost else ""
     if event.by == "thread":
         return (
             f"warning: the writer process has ended again{lost} ({event.reason}): from now on a thread writes"

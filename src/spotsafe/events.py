@@ -183,8 +183,8 @@ class WriterReplaced(Event):
 
     reason: str
     """How it ended."""
-    lost: str | None
-    """Name of the save that it was writing; it is made again, as a new save."""
+    lost: tuple[str, ...]
+    """Names of the saves that it was given and had not ended; what they held is saved again, as a new save."""
     by: str
     """``process`` or ``thread``."""
 

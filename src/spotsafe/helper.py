@@ -18,6 +18,7 @@ from spotsafe.ledger.reading import ended_at, writes_no_more
 from spotsafe.storage.open import open_store, use_settings
 from spotsafe.writer import wire
 from spotsafe.writer.copied import BYTES
+from spotsafe.writer.flight import MOST_IN_FLIGHT
 from spotsafe.writer.serving import Told, Trainer, serve, telling
 from spotsafe.writer.upload import Uploader
 
@@ -32,7 +33,7 @@ def main(end: socket.socket) -> None:
         memory, _lock = descriptors
         trainer = Trainer(end, hello.trainer)
         logging.getLogger().addHandler(Told(trainer))
-        words = memoryview(mmap.mmap(memory, BYTES))
+        words = memoryview(mmap.mmap(memory, BYTES * MOST_IN_FLIGHT))
         serve(trainer, hello, words, partial(_uploader, trainer))
         for path in hello.remains:
             with contextlib.suppress(OSError):

@@ -15,12 +15,14 @@ from spotsafe.events import EventSink
 from spotsafe.policy.interval import SavePolicy, parse_save_every
 from spotsafe.policy.restarts import Limits
 from spotsafe.policy.retention import DEFAULT_KEEP, Keep, parse_keep
+from spotsafe.policy.staging_memory import LEAST_BYTES
 from spotsafe.reclaim.watcher import Watcher
 
 Resume = Literal["auto", "must", "never"]
 OnReclaim = Literal["exit", "return"]
 What = Literal["weights", "all"]
 Writer = Literal["auto", "process", "thread"]
+StagingMemory = Literal["auto"] | int
 
 WRITER = "SPOTSAFE_WRITER"
 """Environment variable: ``process`` or ``thread``, where the program says ``writer="auto"``."""
@@ -63,11 +65,13 @@ class Options:
     overlap: bool = True
     takeover: bool = False
     writer: Writer = "auto"
+    staging_memory: StagingMemory = "auto"
     restart_limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         _one_of("resume", self.resume, get_args(Resume))
         _one_of("writer", self.writer, get_args(Writer))
+        _check_staging_memory(self.staging_memory)
         _one_of("on_reclaim", self.on_reclaim, get_args(OnReclaim))
         _is_a("init_from", self.init_from, InitFrom | None, "a url or an InitFrom")
         _is_a("exit_code", self.exit_code, int, "a number from 0 to 255")
@@ -148,6 +152,14 @@ def _watch(value: Any) -> Literal["auto"] | tuple[Watcher, ...] | None:
                 f"watch= holds {watcher!r}, which is no Watcher (it needs name, interval_s, poll, close)"
             )
     return watchers
+
+
+def _check_staging_memory(value: object) -> None:
+    words = f'staging_memory= is "auto" or a number of bytes of at least {LEAST_BYTES}, got {value!r}'
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(words)
+    if value != "auto" and (isinstance(value, str) or value < LEAST_BYTES):
+        raise ValueError(words)
 
 
 def _is_a(option: str, value: object, kind: type | types.UnionType, words: str) -> None:

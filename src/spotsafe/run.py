@@ -54,6 +54,7 @@ def session(
     overlap: bool = True,
     takeover: bool = False,
     writer: Literal["auto", "process", "thread"] = "auto",
+    staging_memory: Literal["auto"] | int = "auto",
     restart_limits: Limits | None = None,
     state: Mapping[str, Any] | None = None,
     **tracked: Any,
@@ -86,6 +87,10 @@ def session(
             on Linux, for a path or a url that another process can open, and with nothing of your own (a `Store`, a
             retention policy, a clock) that cannot be sent to it; the environment variable ``SPOTSAFE_WRITER`` may
             name one instead.
+        staging_memory: bytes that saves may be staged in. A save is copied into a slot as large as the state, and
+            written from there; with two slots the next one can be copied meanwhile. ``"auto"`` takes one, or two if
+            both fit in half of what the machine, its control groups and the other ranks leave. A state that fits in
+            none goes through a small one piece by piece, while training waits, and that is said.
         restart_limits: when restarting without progress ends with exit code 93.
         state: what to track, by name; for names that are options.
         **tracked: what to track, by name: anything with ``state_dict`` and ``load_state_dict``, tensors,
@@ -111,6 +116,7 @@ def session(
         overlap=overlap,
         takeover=takeover,
         writer=asked_writer(writer),
+        staging_memory=staging_memory,
         restart_limits=restart_limits,
     )
     target = run_url(url)

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from spotsafe import events, human
 from spotsafe.clock import Clock
@@ -164,12 +165,25 @@ class SafePoints:
         """Whether this attempt committed any step."""
         return self._step > self._first_step
 
-    def drain(self, *, until_notice: bool = False) -> bool:
-        """Wait for what is in flight, for `drain_timeout` or as long as a notice leaves; false if that is not enough.
+    def drain(self) -> bool:
+        """Wait for what is in flight, `drain_timeout` or as long as a notice leaves; false if that is not enough."""
+        return self._wait(self.saver.drain)
 
-        What takes long is told.
+    def reclaimed(self, notice: ReclaimNotice) -> Reclaimed:
+        """The exit for this notice."""
+        return Reclaimed(  # the last line says which checkpoint: the final save may be on its way still
+            f"reclaimed ({notice.source}: {notice.action}) after step {self._step}; "
+            "the same command goes on from the newest checkpoint",
+            code=self.exit_code,
+        )
+
+    # -- inside ---
+
+    def _wait(self, until: Callable[[float], bool], *, until_notice: bool = False) -> bool:
+        """Wait, for `drain_timeout` or as long as a notice leaves. What takes long is told.
 
         Args:
+            until: waits for so many seconds at most; whether that was enough.
             until_notice: do not wait any more when a notice comes: there is better to do.
         """
         end = self.clock.monotonic() + self.drain_timeout_s
@@ -181,21 +195,11 @@ class SafePoints:
         with child_deaths_deferred(), Telling(awaited, emit=self.emit, clock=self.clock) as telling:
             while True:  # a notice may come while this waits, or a second signal may cut it short
                 left = self._time_left_s(end, until_notice=until_notice)
-                if self.saver.drain(min(left, _LOOK_S)):
+                if until(min(left, _LOOK_S)):
                     return True
                 if left <= _LOOK_S:
                     return False
                 telling.look()
-
-    def reclaimed(self, notice: ReclaimNotice) -> Reclaimed:
-        """The exit for this notice."""
-        return Reclaimed(  # the last line says which checkpoint: the final save may be on its way still
-            f"reclaimed ({notice.source}: {notice.action}) after step {self._step}; "
-            "the same command goes on from the newest checkpoint",
-            code=self.exit_code,
-        )
-
-    # -- inside ---
 
     @property
     def _step(self) -> int:
@@ -230,16 +234,41 @@ class SafePoints:
         """
         once = reason in _PATIENT_ONCE
         patient = reason != "interval" and not (once and self._waited_in_vain)
-        if patient:
-            self.drain(until_notice=once)
+        room = patient and self._wait(self.saver.await_room, until_notice=once)
         with child_deaths_deferred():
             session = self.moments.present(nonfinite=self.saver.lineage.nonfinite_before)
-            if self.saver.save(session, step=self._step, reason=reason, metrics=self._asked, beside=beside):
+            if self._save(session, self._step, reason, room=room, until_notice=once, beside=beside):
                 self._asked, self._waited_in_vain = None, False
                 self.moments.note_saved()
             elif once and patient and not self.notice_pending:
                 self._waited_in_vain = True
                 self._say_late()
+
+    def _save(
+        self,
+        session: Mapping[str, Any],
+        step: int,
+        reason: str,
+        *,
+        room: bool,
+        until_notice: bool = False,
+        beside: bool = False,
+    ) -> bool:
+        """Make a save; false if it is put off.
+
+        Args:
+            session: the session's own state.
+            step: the step it is of.
+            reason: for the manifest.
+            room: whether there should be room. If its state has outgrown the slots, there is when nothing is in flight.
+            until_notice: do not wait for that any more when a notice comes.
+            beside: as of `Saver.save`.
+        """
+
+        def save() -> bool:
+            return self.saver.save(session, step=step, reason=reason, metrics=self._asked, beside=beside)
+
+        return save() or (room and self._wait(self.saver.drain, until_notice=until_notice) and save())
 
     def _save_before_body(self, reason: str) -> None:
         """The body that was left is made again after a resume: what it changed must not count twice."""
@@ -267,10 +296,10 @@ class SafePoints:
         """Save the last safe point, if its tensors are untouched since."""
         if self.moments.tensors_moved:
             return
-        self.drain()
+        room = self._wait(self.saver.await_room)
         with child_deaths_deferred():
             session = self.moments.last(nonfinite=self.saver.lineage.nonfinite_before)
-            if self.saver.save(session, step=self.moments.last_step, reason=reason, metrics=self._asked):
+            if self._save(session, self.moments.last_step, reason, room=room):
                 self._asked = None
 
     def _settled(self) -> bool:

@@ -1,19 +1,20 @@
-"""Carries out saves: stages a consistent moment in memory, hands it to the writer, and keeps count of how it went.
+"""Makes saves: sees that there is memory for one, lets a consistent moment be copied, and keeps count of how it went.
 
-When to save is `policy.interval`'s decision and what can be saved is known in `moments`; this file only does it.
+When to save is `policy.interval`'s decision, what can be saved is known in `moments`, and `copying` copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spotsafe import events
+from spotsafe import events, human
 from spotsafe.checkpoint.attempts import AttemptRecord
 from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.clock import Clock
+from spotsafe.copying import Copier, Due
 from spotsafe.errors import SaveFailed, StorageNotFound, Superseded, WriterDied
 from spotsafe.events import Event
 from spotsafe.identity import Identity
@@ -22,13 +23,12 @@ from spotsafe.overlap import Overlap
 from spotsafe.policy.cost import SaveCost
 from spotsafe.policy.interval import Progress, SavePolicy
 from spotsafe.policy.retention import Keep
+from spotsafe.policy.staging_memory import SlotChoice
+from spotsafe.slots import Slots
 from spotsafe.tensors.frozen import FrozenTensors, StagedFrozen
 from spotsafe.tensors.plan import PlanCache, SavePlan
-from spotsafe.tensors.staging import stage
-from spotsafe.tensors.tree import Capture, NamedTensor
+from spotsafe.tensors.tree import Capture
 from spotsafe.tracking import Tracker
-from spotsafe.writer.arena import Arena
-from spotsafe.writer.copied import Staging
 from spotsafe.writer.job import SaveJob, SaveResult
 from spotsafe.writer.lending import HeldFiles
 from spotsafe.writer.process import ProcessWriter
@@ -51,19 +51,6 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Due:
-    """A save that is to be made."""
-
-    name: CheckpointName
-    capture: Capture
-    plan: SavePlan
-    reason: str
-    metrics: dict[str, float]
-    began: float
-    """On the monotonic clock, in seconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     """What a save is made for, and what the one that is made in its place is made for too."""
 
@@ -71,9 +58,20 @@ class _Asked:
     metrics: dict[str, float]
 
 
+@dataclass(slots=True)
+class _Flight:
+    """A save that was copied, or is being copied, until its result is taken."""
+
+    step: int
+    asked: _Asked
+    since: float
+    """When its writing probably began, on the monotonic clock."""
+    blocked: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class Saver:
-    """Stages and submits saves, one at a time, and takes back their results."""
+    """Begins saves, at most one while another is being written, and takes their results."""
 
     tracker: Tracker
     writer: WriterThread | ProcessWriter
@@ -84,6 +82,8 @@ class Saver:
     lineage: Lineage
     clock: Clock
     emit: Callable[[Event], None]
+    choose_slots: Callable[[int, int], SlotChoice]
+    """From the bytes of a state, and those of what is frozen, to the memory that saves are staged in."""
     last_step: int
     """Step of the newest state that was staged or restored: where the policy counts from."""
     failures: list[str] = field(default_factory=list)
@@ -92,26 +92,24 @@ class Saver:
     """Name of the newest checkpoint that this attempt published; before that, of the one it resumed from."""
     cost: SaveCost | None = None
     """What the last published save cost."""
-    held_step: int = field(init=False)
-    """Step of the newest state that a checkpoint holds, or will when the save in flight is published."""
     _overdue: bool = False
-    """One was due while the writer was busy, or one failed that would not fail again; none was made since."""
+    """One was due while there was no room for it, or one failed that would not fail again; none was made since."""
     lost: int = 0
     """So many saves of this attempt were lost since the process that wrote them ended. Each is made again."""
-    _made: _Asked | None = None
-    """The last save."""
     _again: _Asked | None = None
-    """The last save, if its copy was overtaken or its writer has died: it is made again, as a new save."""
+    """Saves whose copy was overtaken or whose writer has died: they are made again, as one new save."""
     _durable_step: int = field(init=False)
     _plans: PlanCache = field(default_factory=PlanCache)
-    _arena: Arena | None = None
+    _piece_plans: PlanCache | None = None
+    _streaming_said: bool = False
+    _slots: Slots = field(init=False)
     _frozen: FrozenTensors = field(init=False)
-    _frozen_arena: Arena | None = None
+    _copier: Copier = field(init=False)
+    _flights: dict[CheckpointName, _Flight] = field(default_factory=dict)
+    """In the order in which they are written."""
     _saves: int = 0
     _last_time: float = field(init=False)
     _in_a_row: int = 0
-    _blocked: dict[CheckpointName, float] = field(default_factory=dict)
-    _submitted_at: float = 0.0
     _unreported: int = 0
     _last_error: BaseException | None = None
     _best: BestWatch = field(init=False)
@@ -119,10 +117,20 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._best = BestWatch(self.keep)
+        self._slots = Slots(choose=self.choose_slots, shared=self.writer.shares)
         self._frozen = self._remember_frozen()
+        self._copier = Copier(
+            writer=self.writer,
+            overlap=self.overlap,
+            slots=self._slots,
+            frozen=self._frozen,
+            clock=self.clock,
+            job=self._job,
+            hears=self,
+        )
         self._last_time = self.clock.monotonic()
         self.newest = self.lineage.resumed_from
-        self.held_step = self._durable_step = self.last_step
+        self._durable_step = self.last_step
 
     # -- deciding ---
 
@@ -161,11 +169,25 @@ class Saver:
         return self.busy or self.writer.undecided
 
     @property
+    def held_step(self) -> int:
+        """Step of the newest state that a checkpoint holds, or will when the saves in flight are published."""
+        return next((one.step for one in reversed(self._flights.values())), self._durable_step)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a save can be begun now, as far as is known before its state is looked at."""
+        return self._slots.free > 0 and not (self._frozen.awaits_result or self.overlap.copying)
+
+    @property
     def rest_of_flight_s(self) -> float | None:
-        """Seconds that the save in flight probably still needs; None if none was measured yet."""
+        """Seconds that the saves in flight probably still need; None if none was measured yet."""
         if self.cost is None:
             return None
-        return max(0.0, self._submitted_at + self.cost.write_s - self.clock.monotonic())
+        first = next(iter(self._flights.values()), None)
+        if first is None:
+            return 0.0
+        rest = max(0.0, first.since + self.cost.write_s - self.clock.monotonic())
+        return rest + self.cost.write_s * (len(self._flights) - 1)
 
     # -- doing ---
 
@@ -194,24 +216,37 @@ class Saver:
             beside: whether parts of the copy may go on beside training, until `Overlap.settle`.
 
         Returns:
-            False if it is postponed, since a save is still in flight, whose memory it needs.
+            False if it is postponed, since saves are still in flight, whose memory it needs.
         """
-        if self.busy:
+        self._take_stock()
+        began = self.clock.monotonic()
+        if not self.has_room:
             self._postpone(step, reason=reason)
             return False
-        self.poll()
-        began = self.clock.monotonic()
+        captured = self.tracker.capture(session=session)
+        capture, idle = self._frozen.split(captured)
+        plan = self._plans.plan(capture.tensors, rank=self.identity.rank)
+        slots = self._slots.prepare(plan.arena_size, beside=self._frozen.size_of(idle))
+        if slots is None:
+            self._postpone(step, reason=reason)  # it has outgrown the slots, one of which is in use
+            return False
+        if slots.streams:  # what is frozen too: there is no memory to stage that in either
+            capture, idle = captured, ()
+            plan = self._plan_pieces(capture, most=slots.size)
         name = CheckpointName(self.lineage.record.attempt, step, self._saves + 1, self.lineage.record.nonce)
         self._saves += 1
         self.emit(events.SaveStarted(checkpoint=str(name), step=step, reason=reason))
-        capture, idle = self._frozen.split(self.tracker.capture(session=session))
-        plan = self._plans.plan(capture.tensors, rank=self.identity.rank)
-        what = _Due(
-            name=name, capture=capture, plan=plan, reason=reason, metrics=dict(metrics or {}), began=began
+        due = Due(
+            name=name,
+            capture=capture,
+            plan=plan,
+            idle=idle,
+            reason=reason,
+            metrics=dict(metrics or {}),
+            began=began,
+            streamed=slots.streams,
         )
-        due = self._with_what_was_asked(what)
-        self._made = _Asked(reason=due.reason, metrics=due.metrics)
-        self._copy(due, idle, beside=beside)
+        self._copier.copy(self._with_what_was_asked(due), beside=beside)
         return True
 
     def poll(self) -> None:
@@ -245,6 +280,12 @@ class Saver:
         self.overlap.settle()
         return self.writer.drain(timeout_s)
 
+    def await_room(self, timeout_s: float) -> bool:
+        """Wait until a save can be begun, after `poll`; false if that took longer."""
+        self.overlap.settle()
+        left = 0 if self._frozen.awaits_result else self._slots.count - 1
+        return self.writer.drain(timeout_s, left=left)
+
     def raise_failures(self) -> None:
         """Raise `SaveFailed`, caused by the last error, if saves failed since one was published or this was raised."""
         if self._unreported:
@@ -258,113 +299,75 @@ class Saver:
 
     def close(self) -> None:
         """Give back the memory that saves are staged in, unless one is still being written from it."""
-        if self._arena is not None and self.writer.idle:
-            self._arena.close()
-            self._arena = None
-        self._free_frozen()
+        self._slots.close(idle=self.writer.idle)
+
+    # -- what the copier tells ---
+
+    def copying(self, due: Due) -> None:
+        """The state of this step will be held, unless something fails."""
+        self._say_best_finds_nothing(due.metrics)
+        self.last_step, self._last_time, self._overdue = due.name.step, due.began, False
+        asked = _Asked(reason=due.reason, metrics=due.metrics)
+        self._flights[due.name] = _Flight(step=due.name.step, asked=asked, since=self.clock.monotonic())
+
+    def staged(self, job: SaveJob, frozen_bytes: int, *, blocked: float) -> None:
+        """All of it is copied."""
+        flight = self._flights[job.name]
+        flight.blocked, flight.since = blocked, self.clock.monotonic()
+        total = sum(file.size for file in job.files) + frozen_bytes
+        self.emit(events.SaveStaged(checkpoint=str(job.name), total_bytes=total, blocked_s=blocked))
+
+    def given_up(self, due: Due) -> None:
+        """A save of which `copying` was told is not to be: nothing holds that step."""
+        self._flights.pop(due.name, None)
+        self._overdue = True
+
+    def discarded(self, due: Due) -> None:
+        """The copy is no state of any step."""
+        self._ask_again(_Asked(reason=due.reason, metrics=due.metrics))
+        self.given_up(due)
+        self.emit(events.SaveDiscarded(checkpoint=str(due.name), step=due.name.step))
 
     # -- inside ---
 
-    def _copy(self, due: _Due, idle: Sequence[NamedTensor], *, beside: bool) -> None:
-        chosen = self.overlap.choose(due.plan, due.capture) if beside else frozenset()
-        if chosen and not self.overlap.probes:
-            self._copy_beside(due, idle, chosen)
-            return
-        # A process finishes what is staged even if this one is killed right then: so it is told before the copy.
-        first = self.writer.shares or len(due.plan.files) > 1
-        (self._write_while_copying if first else self._copy_then_write)(due, idle)
-        if chosen and self._arena is not None:
-            self.overlap.probe(due.plan, due.capture, self._arena.view, chosen)
+    def _take_stock(self) -> None:
+        """Poll, and forget what Ctrl-C has cut off, wherever it came: a save that is nobody's any more is not to be."""
+        mine = self._slots.saves if not self.overlap.copying else ()
+        stray = [save for save in mine if not self.writer.has(save)]
+        self.poll()  # takes those that have just ended
+        for save in self._slots.saves:
+            if save in stray:
+                self._slots.give_back(save)
+                self._frozen.forget_staged(save)
+                self._flights.pop(save, None)
 
-    def _copy_beside(self, due: _Due, idle: Sequence[NamedTensor], chosen: frozenset[int]) -> None:
-        """Copy what has not earned more, and let the rest be copied while training goes on."""
-        arena, frozen = self._room_for(due.plan), self._frozen.stage(idle)
-        job = self._job(due, frozen)
-        self._note_copying(due)
-        blocked = 0.0
+    def _plan_pieces(self, capture: Capture, *, most: int) -> SavePlan:
+        """A plan whose files fit into a slot of so many bytes."""
+        if self._piece_plans is None or self._piece_plans.max_file_bytes != most:
+            self._piece_plans = PlanCache(max_file_bytes=most)
+        plan = self._piece_plans.plan(capture.tensors, rank=self.identity.rank)
+        if not self._streaming_said:
+            self._streaming_said = True
+            text = f"{human.size(plan.total_bytes)} of state do not fit in the memory that is left to stage saves in"
+            way = f"they are written through {human.size(most)}, piece by piece, while training waits"
+            self.emit(events.Warned(message=f"{text}: {way}. staging_memory= sets how much there is"))
+        return plan
 
-        def then(whole: bool, waited_s: float) -> None:
-            if whole:
-                self._hand_over(job, arena, frozen, blocked=lambda: blocked + waited_s)
-            else:
-                self._discard(due, frozen)
+    def _ask_again(self, asked: _Asked) -> None:
+        """A save is to be made again, together with others that are."""
+        before = self._again or _Asked(reason="interval", metrics={})
+        reason = before.reason if asked.reason == "interval" else asked.reason
+        self._again = _Asked(reason=reason, metrics=merged(before.metrics, asked.metrics))
 
-        try:
-            self.overlap.begin(due.plan, due.capture, arena.view, chosen, then=then)
-        except RuntimeError:  # no thread to be had
-            chosen = frozenset()
-        try:
-            stage(due.plan, due.capture, arena.view, skip=chosen)
-        except BaseException:
-            self.overlap.give_up()
-            self._note_lost()
-            raise
-        blocked = self.clock.monotonic() - due.began
-        if not chosen:
-            then(True, 0.0)
-
-    def _discard(self, due: _Due, frozen: StagedFrozen) -> None:
-        """The copy is no state of any step. Nothing of it was given to the writer."""
-        self._again = self._made
-        if frozen.arena is not None:
-            frozen.arena.close()
-        self._note_lost()
-        self.emit(events.SaveDiscarded(checkpoint=str(due.name), step=due.name.step))
-
-    def _with_what_was_asked(self, due: _Due) -> _Due:
-        """With what was asked of the save in whose place it is made, if there is one."""
+    def _with_what_was_asked(self, due: Due) -> Due:
+        """With what was asked of the saves in whose place it is made, if there are some."""
         before, self._again = self._again, None
         if before is None:
             return due
         reason = before.reason if due.reason == "interval" else due.reason
         return replace(due, reason=reason, metrics=merged(before.metrics, due.metrics))
 
-    def _copy_then_write(self, due: _Due, idle: Sequence[NamedTensor]) -> None:
-        arena = self._room_for(due.plan)
-        stage(due.plan, due.capture, arena.view)
-        frozen = self._frozen.stage(idle)
-        job = self._job(due, frozen)
-        self._note_copying(due)
-        self._hand_over(job, arena, frozen, blocked=lambda: self.clock.monotonic() - due.began)
-
-    def _write_while_copying(self, due: _Due, idle: Sequence[NamedTensor]) -> None:
-        """Hand the save over before its files are filled: each is written when it is there."""
-        arena, frozen, staging = self._room_for(due.plan), self._frozen.stage(idle), self.writer.staging()
-        job = self._job(due, frozen)
-        try:
-            self._submit(job, arena, frozen, staging)
-            stage(due.plan, due.capture, arena.view, reached=staging.reached)
-            if self.writer.shares:
-                staging.finish()
-            self._note_copying(due)
-            self._note_staged(job, frozen.staged_bytes, blocked=self.clock.monotonic() - due.began)
-            staging.finish()
-        except BaseException:  # Ctrl-C too, anywhere: else the writer would wait for ever
-            staging.fail()
-            raise
-
-    def _hand_over(
-        self, job: SaveJob, arena: Arena, frozen: StagedFrozen, *, blocked: Callable[[], float]
-    ) -> None:
-        """Everything is copied. What a process has been given it finishes: so it is given before anybody is told."""
-        try:
-            if self.writer.shares:
-                self._submit(job, arena, frozen)
-            self._note_staged(job, frozen.staged_bytes, blocked=blocked())
-            if not self.writer.shares:
-                self._submit(job, arena, frozen)
-        except BaseException:  # Ctrl-C, as in a slow sink: the program may go on
-            self._note_lost()
-            raise
-
-    def _submit(
-        self, job: SaveJob, arena: Arena, frozen: StagedFrozen, staging: Staging | None = None
-    ) -> None:
-        self._frozen_arena = frozen.arena
-        memory = None if frozen.arena is None else frozen.arena.view
-        self.writer.submit(job, arena.view, memory, staging=staging)
-
-    def _job(self, due: _Due, frozen: StagedFrozen) -> SaveJob:
+    def _job(self, due: Due, frozen: StagedFrozen) -> SaveJob:
         return SaveJob(
             name=due.name,
             run=self.lineage.record.run,
@@ -385,25 +388,8 @@ class Saver:
             resumed_from=self.lineage.resumed_from,
             passed_over=self.lineage.passed_over,
             rollbacks=self.lineage.record.rollbacks,
+            streamed=due.streamed,
         )
-
-    def _note_copying(self, due: _Due) -> None:
-        """The state of this step will be held, unless something fails."""
-        self._say_best_finds_nothing(due.metrics)
-        self.last_step, self._last_time, self._overdue = due.name.step, due.began, False
-        self.held_step = due.name.step
-        self._submitted_at = self.clock.monotonic()
-
-    def _note_lost(self) -> None:
-        """A save of which `_note_copying` was told is not to be: nothing holds that step."""
-        self._frozen.forget_staged()
-        self.held_step, self._overdue = self._durable_step, True
-
-    def _note_staged(self, job: SaveJob, frozen_bytes: int, *, blocked: float) -> None:
-        self._blocked[job.name] = blocked
-        self._submitted_at = self.clock.monotonic()
-        total = sum(file.size for file in job.files) + frozen_bytes
-        self.emit(events.SaveStaged(checkpoint=str(job.name), total_bytes=total, blocked_s=blocked))
 
     def _remember_frozen(self) -> FrozenTensors:
         held = HeldFiles(self.clock.monotonic)
@@ -414,43 +400,33 @@ class Saver:
         def warn(text: str) -> None:
             self.emit(events.Warned(message=text))
 
-        return FrozenTensors(held, rank=self.identity.rank, warn=warn, arena=self._new_arena)
-
-    def _free_frozen(self) -> None:
-        """Memory for frozen tensors is needed once in many saves: it is not kept."""
-        if self._frozen_arena is not None and self.writer.idle:
-            self._frozen_arena.close()
-            self._frozen_arena = None
-
-    def _room_for(self, plan: SavePlan) -> Arena:
-        if self._arena is None or self._arena.size < plan.arena_size:
-            self._arena = self._new_arena(plan.arena_size)
-        return self._arena
-
-    def _new_arena(self, size: int) -> Arena:
-        return Arena(size, shared=self.writer.shares)
+        return FrozenTensors(held, rank=self.identity.rank, warn=warn, arena=self._slots.new)
 
     def _take(self, result: SaveResult) -> None:
-        blocked = self._blocked.pop(result.name, 0.0)
+        flight = self._flights.pop(result.name, None)
         self._frozen.take(result)
-        self._free_frozen()
+        self._slots.give_back(result.name)
+        following = next(iter(self._flights.values()), None)
+        if flight is not None and following is not None:
+            following.since = max(following.since, flight.since + result.write_s)
         if result.published:
             self.newest = str(result.name)
             self._durable_step = result.name.step
-            self.cost = SaveCost(blocking_s=blocked, write_s=result.write_s)
+            self.cost = SaveCost(blocking_s=0.0 if flight is None else flight.blocked, write_s=result.write_s)
             self._in_a_row = self._unreported = 0
             self._say_health(result)
             return
         if result.superseded_by is not None and result.error is None:
             return
-        self.held_step = self._durable_step  # one save at a time: nothing later is staged
         if result.abandoned:
             return  # `save` raised why
         # A file that checkpoints refer to is gone: all of them lack it, so do not wait for the next interval. Nor is
         # it the store's fault if a writer process ended: that has been told, and how often it may is counted there.
         self._overdue = self._overdue or isinstance(result.error, StorageNotFound | WriterDied)
         if isinstance(result.error, WriterDied):
-            self.lost, self._again = self.lost + 1, self._made
+            self.lost += 1
+            if flight is not None:
+                self._ask_again(flight.asked)
             return
         self._count_failure(str(result.name), result.error)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from spotsafe.checkpoint import room
 from spotsafe.checkpoint.room import check_room, memory_capacity, room_for
 from spotsafe.errors import NotEnoughMemory, SpotsafeError
 
@@ -41,36 +38,6 @@ def test_a_system_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spotsafe.checkpoint.room.os.sysconf", unknown)
     assert memory_capacity() is None
     check_room(1 << 62, what="x")
-
-
-@pytest.mark.parametrize(
-    ("line", "files", "limits"),
-    [
-        ("0::/job/step", {"job/memory.max": "5", "job/step/memory.max": "max"}, [5]),
-        ("0::/job/step", {"job/memory.max": "5", "job/step/memory.max": "3"}, [5, 3]),
-        ("0::/", {"memory.max": "7"}, [7]),
-        ("0::/../../job", {"job/memory.max": "5"}, [5]),
-        ("4:cpu,memory:/job", {"memory/job/memory.limit_in_bytes": "9"}, [9]),
-        ("4:cpu:/job", {"job/memory.max": "5"}, []),
-        ("nonsense", {}, []),
-    ],
-)
-def test_limits_of_containers(tmp_path: Path, line: str, files: dict[str, str], limits: list[int]) -> None:
-    """Of both versions of control groups, of the group and of those above it."""
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "self" / "cgroup").write_text(f"{line}\n")
-    for name, text in files.items():
-        path = tmp_path / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    assert list(room._cgroup_limits(tmp_path / "proc", tmp_path / "cgroup")) == limits
-
-
-def test_swap_counts(tmp_path: Path) -> None:
-    """It is slow, but it is room."""
-    assert room._swap(tmp_path) == 0
-    (tmp_path / "meminfo").write_text("MemTotal: 10 kB\nSwapTotal: 3 kB\n")
-    assert room._swap(tmp_path) == 3 * 1024
 
 
 def test_who_got_no_memory() -> None:

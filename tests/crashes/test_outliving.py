@@ -138,6 +138,20 @@ def test_the_trainer_is_killed_while_it_copies(bench: Bench, size: int) -> None:
     assert bench.published()[0] == 2
 
 
+def test_two_saves_outlive_the_trainer(bench: Bench) -> None:
+    """The one being written and the one behind it, both staged completely."""
+    process, told = bench.start(at="SaveStaged", count=3, who="trainer", stops=1, until=9)
+    assert process.end() == -signal.SIGKILL, told()
+    writer = told().writer
+    assert bench.published() == [1]
+    os.kill(writer, signal.SIGCONT)
+    gone(writer)
+    assert bench.published() == [3, 2, 1]
+    again, told = bench.start(until=4)
+    assert again.end() == 0, told()
+    assert "resumed 3 " in "\n".join(told().lines)
+
+
 @pytest.mark.parametrize("event", EVENTS)
 def test_the_writer_is_killed(bench: Bench, event: str) -> None:
     """Another one takes its place, the save is made again, and training has not felt it."""

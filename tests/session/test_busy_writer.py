@@ -1,4 +1,4 @@
-"""Saves that are due while the last one is still being written: none is lost, none is queued."""
+"""Saves that are due while there is no memory for them: none is lost, none is queued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 import spotsafe
-from spotsafe import events as ev
+from spotsafe import assembling, events as ev
+from spotsafe.policy.staging_memory import SlotChoice
 from spotsafe.storage.wrapping import Operation, WrappingStore
 from spotsafe.testing.faults import FailingStore
 from spotsafe.testing.memory import MemoryStore
@@ -25,7 +26,7 @@ T = TypeVar("T")
 class Gate(WrappingStore):
     """A store whose data files arrive only while it is open."""
 
-    def __init__(self, inner: MemoryStore) -> None:
+    def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self.open = threading.Event()
         self.open.set()
@@ -34,6 +35,12 @@ class Gate(WrappingStore):
         if operation.name == "put_large":
             assert self.open.wait(30), "nobody opened the gate"
         return call()
+
+
+@pytest.fixture(autouse=True)
+def one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is memory for one save; `test_two_slots` has more."""
+    monkeypatch.setattr(assembling, "choose_slots", lambda needed, **_: SlotChoice(count=1, size=needed))
 
 
 @pytest.fixture

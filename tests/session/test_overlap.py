@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import spotsafe
-from spotsafe import events as ev, saver
+from spotsafe import copying, events as ev
 from spotsafe.overlap import Overlap
 from spotsafe.tensors import beside
 from spotsafe.tensors.beside import BesideCopy, Watched
@@ -423,8 +423,8 @@ def test_an_interrupted_save_is_made_at_the_end(
     if where == "sink":
         run.options["events"] = [run.sink, Impatient()]
     else:
-        real = saver.stage
-        monkeypatch.setattr(saver, "stage", lambda *args, **more: (interrupt(), real(*args, **more)))
+        real = copying.stage
+        monkeypatch.setattr(copying, "stage", lambda *args, **more: (interrupt(), real(*args, **more)))
     with (
         spotsafe.session(run.store, model=run.model, optimizer=run.optimizer, **run.options) as session,
         contextlib.suppress(KeyboardInterrupt),

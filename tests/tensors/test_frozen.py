@@ -84,9 +84,9 @@ class Saves:
 
     def save(self, *, published: bool = True) -> StagedFrozen:
         self.split()
-        staged = self.frozen.stage(self.idle)
         self.count += 1
         name = CheckpointName(1, self.count, self.count, "00000000")
+        staged = self.frozen.stage(self.idle, save=name)
         entries = []
         for file in staged.files:
             if staged.arena is None:

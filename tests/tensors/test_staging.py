@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, strategies as st
 
-from spotsafe.tensors.plan import PlanCache
+from spotsafe.tensors.plan import PlanCache, pieces_of
 from spotsafe.tensors.staging import stage
 from spotsafe.tensors.tree import Capture, Collector, NamedTensor, as_bytes
 from spotsafe.writer.arena import Arena
@@ -78,6 +78,29 @@ def test_staging_twice_leaves_nothing_of_the_first_time() -> None:
     stage(plan, second, arenas[1].view)
     size = plan.files[0].size
     assert bytes(arenas[0].view[:size]) == bytes(arenas[1].view[:size])
+
+
+def test_pieces_one_after_the_other_are_the_whole() -> None:
+    """Rows, cut tensors, empty ones: what each piece holds is what that file would hold in a whole arena."""
+    one = capture(
+        wide=torch.arange(3 << 16).view(3, 1 << 16),
+        empty=torch.zeros(0),
+        **{f"small{number:02}": torch.full((1000,), float(number)) for number in range(60)},
+        zero=torch.zeros(2, 0),
+    )
+    plan = PlanCache(max_file_bytes=1 << 16).plan(one.tensors)
+    assert len(plan.files) > 10
+    assert plan.rows
+    whole = Arena(plan.arena_size)
+    stage(plan, one, whole.view)
+    pieces = list(pieces_of(plan))
+    slot = Arena(max(piece.arena_size for piece in pieces))
+    for piece, file in zip(pieces, plan.files, strict=True):
+        slot.view[:] = b"\xff" * len(slot.view)
+        stage(piece, one, slot.view)
+        assert slot.view[: file.size] == whole.view[file.arena_offset : file.arena_offset + file.size]
+    assert sum(len(piece.placements) for piece in pieces) == len(plan.placements)
+    assert sum(len(row) for piece in pieces for row in piece.rows) == sum(map(len, plan.rows))
 
 
 def test_staging_copies_now() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from spotsafe.checkpoint.catalog import candidates, look
 from spotsafe.checkpoint.layout import CheckpointName
+from spotsafe.checkpoint.verify import verify
 from spotsafe.events import SaveFailed
 from spotsafe.storage.wrapping import Operation, WrappingStore
 from spotsafe.testing.memory import MemoryStore
@@ -149,3 +151,36 @@ def test_who_copies_may_end_right_behind_the_last_byte() -> None:
     with pytest.raises(CopyFailed):
         Staging(words, serial=1, gone=lambda: True).wait()
     Staging(words, serial=1, gone=ends_when_done).wait()
+
+
+def test_waiting_for_the_writer() -> None:
+    """For a place that can be used again, or for a writer that will not come to it any more."""
+    staging = Staging()
+    assert staging.wait_written(0, lives=lambda: False)
+    staging.written(10)
+    assert staging.wait_written(10, lives=lambda: False)
+    alive = [True, True, False]
+    assert not staging.wait_written(11, lives=lambda: alive.pop(0))
+    staging.begin()
+    assert not staging.wait_written(1, lives=lambda: False)
+
+
+def test_the_writer_needs_a_piece_until_it_says_so(pool: ThreadPoolExecutor, staging: Staging) -> None:
+    """Files that come one after the other to the same place are each written before the next one is asked for."""
+    whole, store, sink = save(7), Watched(), RecordingSink()
+    uploader = Uploader(store, emit=sink.emit, monotonic=lambda: 0.0)
+    slot = memoryview(bytearray(max(file.size for file in whole.job.files)))
+    job = replace(whole.job, streamed=True)
+    done = pool.submit(uploader.run, job, slot, None, staging)
+    end = 0
+    for number, file in enumerate(job.files):
+        assert staging.wait_written(end, lives=lambda: not done.done())
+        assert store.count == number
+        slot[: file.size] = whole.arena[file.arena_offset : file.arena_offset + file.size]
+        end = file.arena_offset + file.size
+        staging.reached(end)
+    assert not steps_of(candidates(store, look(store)))
+    staging.finish()
+    result = done.result(PATIENCE_S)
+    assert (result.error, result.published) == (None, True)
+    assert verify(store, job.name) == []

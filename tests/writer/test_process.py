@@ -127,20 +127,23 @@ def test_save_after_save(made: Make, run: Path) -> None:
 
 
 def test_submit_does_not_wait(made: Make, run: Path) -> None:
-    """While the process stands still the caller goes on, and a second save is a mistake."""
+    """While the process stands still the caller goes on; one save waits behind another, a third is a mistake."""
     writer = made()
     write(writer, save(1))
-    one, two = save(2), save(3)
+    one, two, three = save(2), save(3), save(4)
     with stopped(the_writer()):
         began = time.thread_time()
         writer.submit(one.job, one.arena)
         assert time.thread_time() - began < 1.0
         assert not writer.idle
         assert not writer.drain(0.05)
-        with pytest.raises(RuntimeError, match="while another"):
-            writer.submit(two.job, two.arena)
+        writer.submit(two.job, two.arena)
+        assert not writer.drain(0.0, left=1)
+        with pytest.raises(RuntimeError, match="2 others are in flight"):
+            writer.submit(three.job, three.arena)
+    assert writer.drain(left=1)
     assert writer.drain()
-    assert [result.name.step for result in writer.poll()] == [1, 2]
+    assert [result.name.step for result in writer.poll()] == [1, 2, 3]
 
 
 def test_a_save_given_at_once(made: Make, run: Path) -> None:
@@ -336,6 +339,30 @@ def test_what_is_never_copied_is_never_published(made: Make, run: Path, sink: Re
     arena.close()
 
 
+def test_two_copies_at_once_have_words_of_their_own(made: Make, run: Path) -> None:
+    """A process that has not come to the first save yet does not take the progress of the second for it."""
+    writer = made()
+    write(writer, save(1))
+    saves = [save(2, files=2), save(3, files=2)]
+    arenas = [Arena(len(one.arena), shared=True) for one in saves]
+    with stopped(the_writer()):
+        for one, arena in zip(saves, arenas, strict=True):
+            staging = writer.staging()
+            writer.submit(one.job, arena.view, staging=staging)
+            arena.view[: len(one.arena)] = one.arena
+            staging.finish()
+    assert writer.drain(PATIENCE_S)
+    assert [result.published for result in writer.poll()] == [True] * 3
+    for again in (4, 5):  # in memory that the process has mapped already
+        one = save(again, files=2)
+        arenas[again % 2].view[: len(one.arena)] = one.arena
+        writer.submit(one.job, arenas[again % 2].view)
+    assert writer.drain(PATIENCE_S)
+    assert published(run) == [5, 4]
+    for arena in arenas:
+        arena.close()
+
+
 # -- what it is ---
 
 
@@ -475,12 +502,31 @@ def test_it_is_replaced_when_it_dies(made: Make, run: Path, sink: RecordingSink)
     _, lost = writer.poll()
     assert isinstance(lost.error, WriterDied)
     [event] = sink.of(WriterReplaced)
-    assert (event.lost, event.by) == (str(one.job.name), "process")
+    assert (event.lost, event.by) == ((str(one.job.name),), "process")
     assert "signal 9" in event.reason
     assert writer.undecided
     write(writer, save(3))
     assert published(run) == [3, 1]
     assert the_writer() != pid
+    assert not writer.undecided
+
+
+def test_both_saves_are_lost_when_it_dies(made: Make, run: Path, sink: RecordingSink) -> None:
+    """The one that it was writing, and the one behind it; neither leaves garbage, or is published by halves."""
+    writer = made()
+    write(writer, save(1))
+    pid, one, two = the_writer(), save(2), save(3)
+    with stopped(pid):
+        writer.submit(one.job, one.arena)
+        writer.submit(two.job, two.arena)
+        os.kill(pid, signal.SIGKILL)
+        assert writer.drain(PATIENCE_S)
+    results = writer.poll()[1:]
+    assert [(one.name.step, type(one.error)) for one in results] == [(2, WriterDied), (3, WriterDied)]
+    [event] = sink.of(WriterReplaced)
+    assert event.lost == (str(one.job.name), str(two.job.name))
+    write(writer, save(4))
+    assert published(run) == [4, 1]
     assert not writer.undecided
 
 
@@ -490,7 +536,7 @@ def test_it_is_replaced_also_when_it_has_nothing_to_do(made: Make, run: Path, si
     write(writer, save(1))
     os.kill(the_writer(), signal.SIGKILL)
     [event] = sink.wait_for(WriterReplaced)
-    assert event.lost is None
+    assert event.lost == ()
     write(writer, save(2))
     assert published(run) == [2, 1]
 

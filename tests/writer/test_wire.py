@@ -25,6 +25,7 @@ from spotsafe.writer.error_wire import error_of, sent_error
 from spotsafe.writer.job import SaveJob, SaveResult
 
 NAME = CheckpointName(1, 2, 3, "00000000")
+COPY = wire.Copy(place=0, serial=1)
 ARENA = wire.Memory(number=7, size=4096)
 
 
@@ -47,7 +48,7 @@ def job(**changes: object) -> SaveJob:
 def carried(
     sender: wire.Sender, receiver: wire.Receiver, one: SaveJob
 ) -> tuple[wire.Sender, SaveJob, wire.Job]:
-    message, after = sender.job(one, serial=1, arena=ARENA, lent=None)
+    message, after = sender.job(one, copy=COPY, arena=ARENA, lent=None, there={ARENA.number})
     again = wire.for_writer(wire.encode(message))
     assert isinstance(again, wire.Job)
     return after, receiver.job(again), again
@@ -71,10 +72,10 @@ def test_a_save_arrives_as_it_was() -> None:
 def test_a_save_that_was_not_sent_changes_nothing() -> None:
     """What the writer does not have is sent with the next one; one that is missing is found out."""
     sender, receiver, one = wire.Sender(), wire.Receiver(), job()
-    sender.job(one, serial=1, arena=ARENA, lent=None)
+    sender.job(one, copy=COPY, arena=ARENA, lent=None, there={ARENA.number})
     after, taken, _ = carried(sender, receiver, one)
     assert taken == one
-    _, lost = after.job(one, serial=1, arena=ARENA, lent=None)
+    _, lost = after.job(one, copy=COPY, arena=ARENA, lent=None, there={ARENA.number})
     with pytest.raises(ValueError, match="in place of"):
         carried(lost, receiver, one)
 
@@ -91,7 +92,7 @@ def test_a_policy_of_somebody_elses_cannot_be_sent() -> None:
     for keep in (Mine(), latest(1) | Mine()):
         assert wire.policies_of(keep) is None
         with pytest.raises(TypeError, match="writer="):
-            wire.Sender().job(job(keep=keep), serial=None, arena=ARENA, lent=None)
+            wire.Sender().job(job(keep=keep), copy=None, arena=ARENA, lent=None, there={ARENA.number})
 
 
 @pytest.mark.parametrize("event", sample_events(), ids=lambda event: type(event).__name__)

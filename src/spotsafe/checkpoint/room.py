@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 from spotsafe.errors import NotEnoughMemory
 from spotsafe.human import size
-
-_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+from spotsafe.machine import meminfo, memory_groups
 
 
 def check_room(needed: int, *, what: str, capacity: int | None = None) -> None:
@@ -68,25 +66,4 @@ def memory_capacity() -> int | None:
         return None
     if total <= 0:
         return None
-    return min([total, *_cgroup_limits(_PROC, _CGROUP)]) + _swap(_PROC)
-
-
-def _swap(proc: Path) -> int:
-    with suppress(OSError, ValueError, IndexError):
-        lines = (proc / "meminfo").read_text().splitlines()
-        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("SwapTotal:"))
-    return 0
-
-
-def _cgroup_limits(proc: Path, root: Path) -> Iterator[int]:
-    """What the groups that this process is in, and those above them, may have."""
-    with suppress(OSError):
-        for line in (proc / "self/cgroup").read_text().splitlines():
-            controllers, _, path = line.partition(":")[2].partition(":")
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-            parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
-            for depth in range(len(parts) + 1):
-                with suppress(OSError, ValueError):  # "max" is no number
-                    yield int(top.joinpath(*parts[:depth], name).read_text())
+    return min([total, *(group.limit for group in memory_groups())]) + (meminfo("SwapTotal") or 0)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from spotsafe.checkpoint.index_values import TensorEntry
-from spotsafe.checkpoint.layout import frozen_file
+from spotsafe.checkpoint.layout import CheckpointName, frozen_file
 from spotsafe.tensors.plan import MAX_FILE_BYTES, PlanCache, SavePlan
 from spotsafe.tensors.staging import WORDS, stage
 from spotsafe.tensors.tree import Capture, NamedTensor, as_bytes
@@ -113,6 +113,7 @@ class _Mark:
 class _Pending:
     """A save that staged everything, until it is known how it ended."""
 
+    save: CheckpointName
     plan: SavePlan
     marks: Mapping[str, _Mark]
     unexpected: bool
@@ -148,6 +149,15 @@ class FrozenTensors:
         self._pending: _Pending | None = None
         self._saves = 0  # since everything was staged
 
+    @property
+    def awaits_result(self) -> bool:
+        """Whether a save is in flight that staged everything.
+
+        INVARIANT: no other save is made then. It could not refer to the files of that one, which may never be
+        published, nor to those before: they may be what that save finds to be changed.
+        """
+        return self._pending is not None
+
     def split(self, capture: Capture) -> tuple[Capture, tuple[NamedTensor, ...]]:
         """The capture without frozen tensors, and those; what has changed since it was staged is none any more."""
         candidates = [
@@ -165,13 +175,21 @@ class FrozenTensors:
         moving = tuple(one for one in capture.tensors if one.name not in names)
         return replace(capture, tensors=moving), tuple(frozen)
 
-    def stage(self, tensors: Sequence[NamedTensor]) -> StagedFrozen:
+    def size_of(self, tensors: Sequence[NamedTensor]) -> int:
+        """Bytes of memory that it takes to stage them."""
+        return self._plans.plan(tensors, rank=self._rank).arena_size if tensors else 0
+
+    def stage(self, tensors: Sequence[NamedTensor], *, save: CheckpointName) -> StagedFrozen:
         """The frozen part of a save; copied only if that is needed.
+
+        Args:
+            tensors: from `split`.
+            save: its name. None that staged everything is in flight.
 
         Raises:
             MemoryError: there is no memory to stage it in.
         """
-        self._pending = None
+        assert not self.awaits_result, "nobody knows yet which files hold what is frozen"
         if not tensors:
             return StagedFrozen()
         plan = self._plans.plan(tensors, rank=self._rank)
@@ -182,7 +200,7 @@ class FrozenTensors:
             arena = self._arena(plan.arena_size)
             stage(plan, Capture(state={}, tensors=tuple(tensors)), arena.view)
             # Again: what is compared later is what was copied.
-            self._pending = _Pending(plan=plan, marks=_marks_of(tensors), unexpected=same)
+            self._pending = _Pending(save=save, plan=plan, marks=_marks_of(tensors), unexpected=same)
         files = tuple(
             FrozenFile(
                 name=file.name,
@@ -194,13 +212,14 @@ class FrozenTensors:
         )
         return StagedFrozen(files=files, tensors=plan.tensors, arena=arena)
 
-    def forget_staged(self) -> None:
-        """The save for which `stage` was called last was given up."""
-        self._pending = self._plan = None
+    def forget_staged(self, save: CheckpointName) -> None:
+        """A save for which `stage` was called was given up."""
+        self._pending_of(save)
+        self._plan = None
 
     def take(self, result: SaveResult) -> None:
-        """How the save ended for which `stage` was called last."""
-        pending, self._pending = self._pending, None
+        """How a save ended for which `stage` was called; in the order in which they were staged."""
+        pending = self._pending_of(result.name)
         if not result.published:
             self._plan = None  # whatever was wrong, the next save has everything at hand
             return
@@ -215,6 +234,13 @@ class FrozenTensors:
                 f"checkpoints of this attempt before {result.name} hold them as they were. Track what changes by "
                 "an optimizer, or write it without .data"
             )
+
+    def _pending_of(self, save: CheckpointName) -> _Pending | None:
+        pending = self._pending
+        if pending is None or pending.save != save:
+            return None
+        self._pending = None
+        return pending
 
 
 def _marks_of(tensors: Sequence[NamedTensor]) -> dict[str, _Mark]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -89,6 +89,26 @@ class SavePlan:
         return sum(file.size for file in self.files)
 
 
+def pieces_of(plan: SavePlan) -> Iterator[SavePlan]:
+    """A plan of each file alone, as if it lay at the beginning of the arena."""
+    places, rows = plan.placements, list(plan.rows)
+    at = 0
+    for file, (base, header) in zip(plan.files, plan.headers, strict=True):
+        begin = at
+        while at < len(places) and places[at].arena_offset + places[at].nbytes <= base + file.size:
+            at += 1
+        here = [range(row.start - begin, row.stop - begin) for row in rows if begin <= row.start < at]
+        yield replace(
+            plan,
+            files=(replace(file, arena_offset=0),),
+            placements=tuple(one._replace(arena_offset=one.arena_offset - base) for one in places[begin:at]),
+            headers=((0, header),),
+            health=(),
+            rows=tuple(here),
+            arena_size=-(-file.size // PAGE) * PAGE,
+        )
+
+
 class _Kind(NamedTuple):
     """A dtype and the lengths of a box."""
 
@@ -163,7 +183,7 @@ class PlanCache:
     """Keeps the last plan while the tensors stay the same."""
 
     def __init__(self, *, max_file_bytes: int = MAX_FILE_BYTES, named: FileNames = layout.data_file) -> None:
-        self._max_file_bytes, self._named = max_file_bytes, named
+        self.max_file_bytes, self._named = max_file_bytes, named
         self._tensors: object = None
         self._key: tuple[object, ...] = ()
         self._plan: SavePlan | None = None
@@ -179,7 +199,7 @@ class PlanCache:
                 return self._plan
             key = rank, *_columns(tensors)
             if self._plan is None or key != self._key:
-                specs, limit = specs_of(tensors), self._max_file_bytes
+                specs, limit = specs_of(tensors), self.max_file_bytes
                 self._plan = plan_save(specs, rank=rank, max_file_bytes=limit, named=self._named)
             self._tensors, self._key = tensors, key
             return self._plan

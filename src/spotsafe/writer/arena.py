@@ -89,6 +89,11 @@ def shared_arena(view: memoryview) -> Arena | None:
     return None
 
 
+def open_numbers() -> frozenset[int]:
+    """The numbers of the shared arenas of this process that are not closed."""
+    return frozenset(arena.number for arena in list(_shared.values()) if arena.fd is not None)
+
+
 _OPEN_FILES = "/proc/self/fd"
 
 

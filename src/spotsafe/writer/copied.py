@@ -6,11 +6,16 @@ import time
 from collections.abc import Callable
 
 _LOOK_EVERY_S = 0.002
-_SERIAL, _END, _STATE = range(3)
+_SERIAL, _END, _STATE, _WRITTEN = range(4)
 _COPYING, _COMPLETE, _FAILED = range(3)
 
-BYTES = 24
-"""Of memory that two processes need to share one `Staging`: three words of 64 bits."""
+BYTES = 32
+"""Of memory that two processes need to share one `Staging`: four words of 64 bits."""
+
+
+def place_of(memory: memoryview, place: int) -> memoryview:
+    """The words of one of the copies that share memory, by the number of its place in it."""
+    return memory[place * BYTES : (place + 1) * BYTES]
 
 
 class CopyFailed(Exception):
@@ -24,26 +29,33 @@ class Staging:
     Ctrl-C in the thread that copies could leave one held, and the writer waiting for ever. A copy takes seconds at
     most, so to look every other millisecond costs nothing.
 
-    INVARIANT: `wait` returns only when the bytes asked for are there and will not change until the save is written.
+    INVARIANT: `wait` returns only when the bytes asked for are there and will not change until the save is written, or,
+    of a save that is streamed through a slot, until the writer says by `written` that it needs them no more.
 
     Args:
         memory: `BYTES` bytes that hold the words; its own if None. An earlier copy that used them is over.
-        serial: which of the copies that use the same memory this is.
+        serial: which of the copies that use the same words this is.
+        place: number of these words, where several copies share memory.
         gone: in another process: whether the one that copies has ended. What is not there by then never will be.
     """
 
     def __init__(
-        self, memory: memoryview | None = None, *, serial: int = 0, gone: Callable[[], bool] | None = None
+        self,
+        memory: memoryview | None = None,
+        *,
+        serial: int = 0,
+        place: int = 0,
+        gone: Callable[[], bool] | None = None,
     ) -> None:
         own = memoryview(bytearray(BYTES)) if memory is None else memory
         self._words = own[:BYTES].cast("Q")
         self._gone = gone
-        self.serial = serial
+        self.serial, self.place = serial, place
 
     def begin(self) -> None:
         """Nothing is there yet."""
         self._words[_STATE] = _COPYING
-        self._words[_END] = 0
+        self._words[_END] = self._words[_WRITTEN] = 0
         self._words[_SERIAL] = self.serial
 
     def reached(self, end: int) -> None:
@@ -70,6 +82,23 @@ class Staging:
             if self._gone is not None and self._gone() and not self._is_complete():
                 raise CopyFailed
             time.sleep(_LOOK_EVERY_S)
+
+    def written(self, end: int) -> None:
+        """The writer needs nothing before `end` any more: other bytes may come to lie in its place."""
+        self._words[_WRITTEN] = end
+
+    def wait_written(self, end: int, *, lives: Callable[[], bool]) -> bool:
+        """Return when nothing before `end` is needed any more; false if the writer has given the save up.
+
+        Args:
+            end: offset in the save, in bytes.
+            lives: whether the writer still has the save.
+        """
+        while self._words[_WRITTEN] < end:
+            if not lives():
+                return False
+            time.sleep(_LOOK_EVERY_S)
+        return True
 
     def _is_complete(self) -> bool:
         return self._words[_SERIAL] == self.serial and self._words[_STATE] == _COMPLETE

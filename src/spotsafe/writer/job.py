@@ -18,7 +18,7 @@ class StagedFile:
 
     name: str
     arena_offset: int
-    """Multiple of 4096."""
+    """Multiple of 4096. Of a save that is streamed, it would be that of an arena that had room for all of it."""
     size: int
 
 
@@ -87,6 +87,8 @@ class SaveJob:
     """The rollbacks that count; retention does not touch what they set aside."""
     frozen: tuple[FrozenFile, ...] = ()
     """Files beside `files`, whose tensors are in `tensors` too."""
+    streamed: bool = False
+    """Whether the arena holds one file at a time, from its beginning on. Then none is frozen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import select
 import signal
 import socket
@@ -28,9 +27,10 @@ from spotsafe.identity import Identity
 from spotsafe.storage.open import Reopening, same_place
 from spotsafe.storage.store import Store
 from spotsafe.writer import boot, channel, presence, wire
-from spotsafe.writer.arena import Arena, can_share, shared_arena
+from spotsafe.writer.arena import Arena, can_share, open_numbers, shared_arena
 from spotsafe.writer.child import Child
-from spotsafe.writer.copied import BYTES, Staging
+from spotsafe.writer.copied import BYTES, Staging, place_of
+from spotsafe.writer.flight import MOST_IN_FLIGHT, InFlight
 from spotsafe.writer.job import SaveJob, SaveResult
 from spotsafe.writer.thread import NAME, WriterThread
 
@@ -38,7 +38,6 @@ DEATHS = 3
 """After so many in a row the saves are written by a thread of the trainer."""
 MODULE = "spotsafe.helper"
 """What the process runs."""
-_LONG_S = 3600.0
 _PACKAGE = Path(__file__).parents[1]
 _HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """No context on a device, and no threads that nobody uses."""
@@ -99,13 +98,15 @@ class _Flying:
 
     link: _Link
     job: SaveJob
+    place: int | None = None
+    """Of the words that tell how far its copy is."""
 
 
 class ProcessWriter:
     """Writes saves in another process, in the order in which they are given; see `WriterThread`, which does the same.
 
-    The process is started at once, in the background. If it dies, another one takes its place, and the save that it
-    was writing ends with `WriterDied`; if that happens again and again, a thread of this process writes.
+    The process is started at once, in the background. If it dies, another one takes its place, and the saves that it
+    was given end with `WriterDied`; if that happens again and again, a thread of this process writes.
 
     Args:
         store: the run, for the thread.
@@ -143,12 +144,9 @@ class ProcessWriter:
         )
         self._ended, self._ended_at = ended, ended_at
         self._folder = presence.runtime_folder()
-        self._words = Arena(BYTES, shared=True)
+        self._words = Arena(BYTES * MOST_IN_FLIGHT, shared=True)
         self._serial = 0
-        self._results: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
-        self._free = threading.Event()
-        self._free.set()
-        self._flying: dict[int, _Flying] = {}  # at most one; taken out by whoever tells how it ended
+        self._flying: InFlight[_Flying] = InFlight()
         self._unfinished: list[CheckpointName] = []
         self._undecided = False
         self._deaths = 0
@@ -170,7 +168,11 @@ class ProcessWriter:
     @property
     def idle(self) -> bool:
         """Whether nothing is being written; costs nothing."""
-        return self._free.is_set() and (self._instead is None or self._instead.idle)
+        return not self._flying and (self._instead is None or self._instead.idle)
+
+    def has(self, name: CheckpointName) -> bool:
+        """See `WriterThread.has`."""
+        return name in self._flying or (self._instead is not None and self._instead.has(name))
 
     @property
     def undecided(self) -> bool:
@@ -182,7 +184,9 @@ class ProcessWriter:
         if self._instead is not None:
             return self._instead.staging()
         self._serial += 1
-        staging = Staging(self._words.view, serial=self._serial)
+        taken = {one.place for one in self._flying.kept()}
+        place = next(one for one in range(MOST_IN_FLIGHT) if one not in taken)
+        staging = Staging(place_of(self._words.view, place), serial=self._serial, place=place)
         staging.begin()
         return staging
 
@@ -197,15 +201,12 @@ class ProcessWriter:
         """See `WriterThread.submit`. Memory that is not shared is copied, and then nothing may be missing in it."""
         if self._closed:
             raise RuntimeError(f"save {job.name} given to a writer that is closed")
-        if not self.idle:
-            raise RuntimeError(f"save {job.name} given while another is being written")
         if self._instead is not None:
             self._instead.submit(job, arena, frozen, staging=staging)
             return
         link = self._link
+        self._flying.add(job.name, _Flying(link, job, None if staging is None else staging.place))
         try:
-            self._flying[id(link)] = _Flying(link, job)
-            self._free.clear()
             self._send(link, job, arena, frozen, staging)
         except BlockingIOError:
             self._cut(link)  # it has not read for a long time
@@ -213,7 +214,7 @@ class ProcessWriter:
             _log.debug("the writer process is gone", exc_info=error)
             self._lose(link)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a save is in its result
-            self._end(link, _failed(job, error))
+            self._flying.end(_failed(job, error))
             self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=str(error)))
         except BaseException:  # Ctrl-C: nobody knows whether the message is on its way
             self._cut(link)
@@ -221,22 +222,16 @@ class ProcessWriter:
 
     def poll(self) -> list[SaveResult]:
         """See `WriterThread.poll`."""
-        results = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                results.append(self._results.get_nowait())
-        return results + ([] if self._instead is None else self._instead.poll())
+        return self._flying.poll() + ([] if self._instead is None else self._instead.poll())
 
-    def drain(self, timeout_s: float | None = None) -> bool:
+    def drain(self, timeout_s: float | None = None, *, left: int = 0) -> bool:
         """See `WriterThread.drain`."""
         end = None if timeout_s is None else self._clock.monotonic() + max(timeout_s, 0.0)
-        while not self._free.is_set():
-            left = _LONG_S if end is None else end - self._clock.monotonic()
-            if not self._clock.wait(self._free, max(left, 0.0)) and end is not None:
-                return False
+        if not self._flying.wait(self._clock, timeout_s=timeout_s, left=left):
+            return False
         if self._instead is None:
             return True
-        return self._instead.drain(None if end is None else end - self._clock.monotonic())
+        return self._instead.drain(None if end is None else end - self._clock.monotonic(), left=left)
 
     def close(self) -> None:
         """Take no more saves. One that is being written is not waited for: the process ends when it is done."""
@@ -245,7 +240,7 @@ class ProcessWriter:
         self._closed = True
         if self._instead is not None:
             self._instead.close()
-        idle, link = self._free.is_set(), self._link
+        idle, link = not self._flying, self._link
         if idle and not link.ready:
             self._kill(link)  # it has nothing to do yet, and would first get ready
         with contextlib.suppress(OSError):
@@ -294,9 +289,10 @@ class ProcessWriter:
             lent = None if frozen is None else _shared(frozen, copies, may_copy=True)
             message, after = link.sender.job(
                 job,
-                serial=None if staging is None else staging.serial,
+                copy=None if staging is None else wire.Copy(place=staging.place, serial=staging.serial),
                 arena=wire.Memory(number=main.number, size=main.size),
                 lent=None if lent is None else wire.Memory(number=lent.number, size=lent.size),
+                there=open_numbers(),
             )
             open_here = {one.number: one.fd for one in (main, lent) if one is not None}
             new = [fd for one in message.new if (fd := open_here[one.number]) is not None]
@@ -330,7 +326,7 @@ class ProcessWriter:
         Returns:
             How it ended.
         """
-        if self._closed and self._free.is_set():
+        if self._closed and not self._flying:
             link.clean()
             return ""
         self._start(link)
@@ -358,7 +354,7 @@ class ProcessWriter:
         finally:
             os.close(descriptor)
         link.theirs.close()
-        if self._closed and self._free.is_set():
+        if self._closed and not self._flying:
             self._kill(link)
 
     def _hear(self, link: _Link) -> bool:
@@ -381,7 +377,7 @@ class ProcessWriter:
                     self._deaths = 0
                 if not message.undecided:
                     self._unfinished.clear()
-                self._end(link, wire.result_of(message))
+                self._flying.end(wire.result_of(message))
             else:
                 link.ready = True
 
@@ -400,10 +396,9 @@ class ProcessWriter:
     def _replace(self, link: _Link, reason: str) -> bool:
         """Let another one take its place; true if that is a thread."""
         self._deaths += 1
-        flying = self._flying.get(id(link))
-        lost = None if flying is None else str(flying.job.name)
-        if flying is not None:
-            self._unfinished.append(flying.job.name)
+        lost = [one.job.name for one in self._flying.kept() if one.link is link]
+        if lost:
+            self._unfinished += lost
             self._undecided = True
         after = self._another() if self._deaths < DEATHS else None
         if after is None:
@@ -413,7 +408,8 @@ class ProcessWriter:
             before, self._before, self._link = self._before, link, after
             if before is not None:
                 before.close()
-        self._emit(WriterReplaced(reason=reason, lost=lost, by="thread" if after is None else "process"))
+        by = "thread" if after is None else "process"
+        self._emit(WriterReplaced(reason=reason, lost=tuple(map(str, lost)), by=by))
         self._lose(link)
         return after is None
 
@@ -449,17 +445,10 @@ class ProcessWriter:
     # -- how a save ended ---
 
     def _lose(self, link: _Link) -> None:
-        flying = self._flying.get(id(link))
-        if flying is not None:
-            text = f"save {flying.job.name}: the writer process ended over it"
-            self._end(link, _failed(flying.job, WriterDied(text)))
-
-    def _end(self, link: _Link, result: SaveResult) -> None:
-        """Tell how the save ended that the process was given, once."""
-        if self._flying.pop(id(link), None) is None:
-            return
-        self._results.put(result)
-        self._free.set()
+        for one in self._flying.kept():
+            if one.link is link:
+                text = f"save {one.job.name}: the writer process ended over it"
+                self._flying.end(_failed(one.job, WriterDied(text)))
 
     def _cut(self, link: _Link) -> None:
         """End a process that is of no use any more: whoever tends it sees the end, and replaces it."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from spotsafe.events import Event
 from spotsafe.writer import channel, wire
-from spotsafe.writer.copied import Staging
+from spotsafe.writer.copied import Staging, place_of
 from spotsafe.writer.upload import Uploader
 
 _PARENT_EVERY_MS = 500
@@ -125,18 +125,21 @@ class Service:
 
     def take(self, message: wire.Job, descriptors: list[int]) -> None:
         """Write one save, and tell how it ended."""
+        for number in message.gone:
+            _let_go(self._maps.pop(number))
         for memory, descriptor in zip(message.new, descriptors, strict=True):
             self._maps[memory.number] = mmap.mmap(descriptor, memory.size, prot=mmap.PROT_READ)
             os.close(descriptor)
         job = self._receiver.job(message)
-        staging = None
-        if message.serial is not None:
-            staging = Staging(self._words, serial=message.serial, gone=self._trainer.is_gone)
+        staging, copy = None, message.copy
+        if copy is not None:
+            words, gone = place_of(self._words, copy.place), self._trainer.is_gone
+            staging = Staging(words, serial=copy.serial, gone=gone)
         lent = None if message.lent is None else memoryview(self._maps[message.lent.number])
         result = self._uploader.run(job, memoryview(self._maps[message.arena.number]), lent, staging)
-        del lent
-        for number in self._maps.keys() - {message.arena.number}:
-            _let_go(self._maps.pop(number))
+        if message.lent is not None:
+            del lent
+            _let_go(self._maps.pop(message.lent.number))
         self._trainer.tell(wire.finished(result, undecided=self._uploader.undecided))
 
 

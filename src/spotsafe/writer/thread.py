@@ -1,7 +1,8 @@
-"""The writer as a thread of this process: takes one staged save at a time and never disturbs the caller."""
+"""The writer as a thread of this process: writes one staged save after the other and never disturbs the caller."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -12,13 +13,12 @@ from spotsafe.clock import Clock
 from spotsafe.events import Event, SaveFailed
 from spotsafe.storage.store import Store
 from spotsafe.writer.copied import Staging
+from spotsafe.writer.flight import InFlight
 from spotsafe.writer.job import SaveJob, SaveResult
 from spotsafe.writer.upload import Uploader
 
 NAME = "spotsafe-writer"
 _Task = tuple[SaveJob, memoryview, memoryview | None, Staging | None]
-
-_LONG_S = 3600.0
 
 
 class WriterThread:
@@ -50,16 +50,18 @@ class WriterThread:
         self._emit = emit
         self._clock = clock
         self._jobs: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
-        self._free = threading.Event()
-        self._free.set()
+        self._flying: InFlight[SaveJob] = InFlight()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     @property
     def idle(self) -> bool:
         """Whether nothing is being written; costs nothing."""
-        return self._free.is_set()
+        return not self._flying
+
+    def has(self, name: CheckpointName) -> bool:
+        """Whether a save was given to it whose result is not there."""
+        return name in self._flying
 
     @property
     def undecided(self) -> bool:
@@ -82,54 +84,43 @@ class WriterThread:
         *,
         staging: Staging | None = None,
     ) -> None:
-        """Begin to write a save. What goes wrong with it is in its result, never raised here.
+        """Write a save, when those before it are written. What goes wrong with it is in its result, never raised here.
 
         Args:
             job: what to write.
-            arena: the staged bytes; they must not change until the writer is `idle` again.
+            arena: the staged bytes; they must not change until the result is there.
             frozen: those of frozen tensors, if any were staged; the same holds for them.
             staging: of an arena that the caller is still about to fill. It must be finished, or failed: the writer
                 waits for it.
 
         Raises:
-            RuntimeError: a save is being written, or the writer is closed; both are mistakes of the caller.
+            RuntimeError: too many saves are in flight, or the writer is closed; both are mistakes of the caller.
         """
         if self._closed:
             raise RuntimeError(f"save {job.name} given to a writer that is closed")
-        if not self.idle:
-            raise RuntimeError(f"save {job.name} given while another is being written")
-        self._free.clear()
+        self._flying.add(job.name, job)
         try:
             self._start()
         except (RuntimeError, MemoryError) as error:  # no thread to be had
-            self._fail(job, error)
-            self._free.set()
+            self._flying.end(self._failed(job, error))
             return
         self._jobs.put((job, arena, frozen, staging))
 
     def poll(self) -> list[SaveResult]:
         """The results of the saves that have ended since the last call, in their order."""
-        results = []
-        while True:
-            try:
-                results.append(self._results.get_nowait())
-            except queue.Empty:
-                return results
+        return self._flying.poll()
 
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is being written.
+    def drain(self, timeout_s: float | None = None, *, left: int = 0) -> bool:
+        """Wait until nothing is being written, or not more than that.
 
         Args:
             timeout_s: seconds to wait at most; None waits as long as it takes.
+            left: how many saves may still be in flight.
 
         Returns:
-            Whether the writer is idle now.
+            Whether that is so now.
         """
-        if timeout_s is not None:
-            return self._clock.wait(self._free, max(timeout_s, 0.0))
-        while not self._clock.wait(self._free, _LONG_S):
-            pass
-        return True
+        return self._flying.wait(self._clock, timeout_s=timeout_s, left=left)
 
     def close(self) -> None:
         """Take no more saves. One that is being written is not waited for; `drain` first."""
@@ -151,19 +142,21 @@ class WriterThread:
             task = self._jobs.get()
             if task is None:
                 return
-            job, arena, frozen, staging = task
+            result = self._run(*task)
             del task  # the arenas must not be held while waiting for the next save
-            try:
-                self._results.put(self._uploader.run(job, arena, frozen, staging))
-            except BaseException as error:  # noqa: BLE001 - an error of our own must reach the caller too
-                self._fail(job, error)
-            finally:
-                del job, arena, frozen
-                self._free.set()
+            self._flying.end(result)
 
-    def _fail(self, job: SaveJob, error: BaseException) -> None:
-        result = SaveResult(
+    def _run(
+        self, job: SaveJob, arena: memoryview, frozen: memoryview | None, staging: Staging | None
+    ) -> SaveResult:
+        try:
+            return self._uploader.run(job, arena, frozen, staging)
+        except BaseException as error:  # noqa: BLE001 - an error of our own must reach the caller too
+            return self._failed(job, error)
+
+    def _failed(self, job: SaveJob, error: BaseException) -> SaveResult:
+        with contextlib.suppress(Exception):  # the result matters more, and whoever waits for it
+            self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=str(error)))
+        return SaveResult(
             name=job.name, published=False, healthy=True, total_bytes=0, write_s=0.0, error=error
         )
-        self._results.put(result)
-        self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=str(error)))

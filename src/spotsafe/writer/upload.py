@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -84,7 +84,7 @@ class Uploader:
         self._lender = Lender(store)
         self._encoded = EncodedIndex()
         self._tidying = Tidying(store, emit=emit, ended=ended, ended_at=ended_at)
-        self._marked = False
+        self._marked = self._superseded = False
 
     @property
     def undecided(self) -> bool:
@@ -149,26 +149,11 @@ class Uploader:
         staging: Staging | None,
         progress: _Progress,
     ) -> None:
-        staged = [(file, _staged(file, arena)) for file in job.files]
-        idle = [(file, _staged_frozen(file, frozen)) for file in job.frozen]
-        size = sum(len(data) for _, data in (*staged, *idle) if data is not None)
-        with beside(size if staging is None else max(size, WORTH_IT)) as at_once:
-            begin = _after_the_copy(at_once, staging)
-            examined = [
-                begin(partial(examine, file, arena=arena, spans=spans))
-                for file, spans in spans_by_file(job.files, job.health)
-            ]
-            idle_digests = [None if data is None else begin(partial(block_digests, data)) for _, data in idle]
-            for file, data in staged:
-                if staging is not None:
-                    last = file is job.files[-1]
-                    staging.wait(None if last else file.arena_offset + file.size)
-                self._write_file(job, file.name, data)
-            progress.frozen = tuple(
-                self._place_frozen(job, file, data, None if digest is None else digest.result())
-                for (file, data), digest in zip(idle, idle_digests, strict=True)
-            )
-            found: list[Examined] = [one.result() for one in examined]
+        found = (
+            self._write_pieces(job, arena, staging)
+            if job.streamed and staging is not None
+            else self._write_files(job, arena, frozen, staging, progress)
+        )
         health = _all(one.scan for one in found).health(before=job.nonfinite_before)
         own = [
             FileEntry(name=file.name, size=file.size, digests=one.digests)
@@ -181,6 +166,48 @@ class Uploader:
         part = self._write_index(job, files)
         self._confirm(job, own, part)
         self._publish(job, _manifest(job, health, part, files), progress)
+
+    def _write_files(
+        self,
+        job: SaveJob,
+        arena: memoryview,
+        frozen: memoryview | None,
+        staging: Staging | None,
+        progress: _Progress,
+    ) -> list[Examined]:
+        staged = [(file, _staged(file, arena)) for file in job.files]
+        idle = [(file, _staged_frozen(file, frozen)) for file in job.frozen]
+        size = sum(len(data) for _, data in (*staged, *idle) if data is not None)
+        with beside(size if staging is None else max(size, WORTH_IT)) as at_once:
+            begin = _after_the_copy(at_once, staging)
+            examined = [
+                begin(partial(examine, file, arena=arena, spans=spans))
+                for file, spans in spans_by_file(job.files, job.health)
+            ]
+            idle_digests = [None if data is None else begin(partial(block_digests, data)) for _, data in idle]
+            for file, data in staged:
+                if staging is not None:
+                    _wait_for(file, job, staging)
+                self._write_file(job, file.name, data)
+            progress.frozen = tuple(
+                self._place_frozen(job, file, data, None if digest is None else digest.result())
+                for (file, data), digest in zip(idle, idle_digests, strict=True)
+            )
+            return [one.result() for one in examined]
+
+    def _write_pieces(self, job: SaveJob, arena: memoryview, staging: Staging) -> list[Examined]:
+        """Write files that lie in the arena one after the other; each makes room for the next."""
+        found: list[Examined] = []
+        with beside(WORTH_IT) as begin:
+            for file, spans in spans_by_file(job.files, job.health):
+                here = replace(file, arena_offset=0)
+                inside = [one._replace(arena_offset=one.arena_offset - file.arena_offset) for one in spans]
+                _wait_for(file, job, staging)
+                look = begin(partial(examine, here, arena=arena, spans=inside))
+                self._write_file(job, file.name, _staged(here, arena))
+                found.append(look.result())
+                staging.written(file.arena_offset + file.size)
+        return found
 
     def _write_file(self, job: SaveJob, name: str, data: memoryview) -> None:
         self._store.put_large(job.name.file(name), data)
@@ -241,7 +268,7 @@ class Uploader:
                 )
             )
         if outcome.superseded_by is not None:
-            self._emit(AttemptSuperseded(attempt=job.name.attempt, newer=outcome.superseded_by))
+            self._tell_superseded(job, outcome.superseded_by)
         if outcome.trouble is not None:
             raise outcome.trouble
         if outcome.may_delete:
@@ -266,6 +293,12 @@ class Uploader:
             return
         if newer is not None:
             progress.error, progress.superseded_by = None, newer
+            self._tell_superseded(job, newer)
+
+    def _tell_superseded(self, job: SaveJob, newer: int) -> None:
+        """Once: another save may have been behind the one that found it out."""
+        if not self._superseded:
+            self._superseded = True
             self._emit(AttemptSuperseded(attempt=job.name.attempt, newer=newer))
 
     def _report(self, job: SaveJob, progress: _Progress, error: BaseException) -> None:
@@ -280,6 +313,11 @@ class Uploader:
 
 def _all(scans: Iterable[Scan]) -> Scan:
     return reduce(or_, scans, Scan(state=frozenset(), buffers=frozenset()))
+
+
+def _wait_for(file: StagedFile, job: SaveJob, staging: Staging) -> None:
+    """Until the file is there. With the last one it is known that the copy was not given up."""
+    staging.wait(None if file is job.files[-1] else file.arena_offset + file.size)
 
 
 def _after_the_copy(begin: Begin, staging: Staging | None) -> Begin:

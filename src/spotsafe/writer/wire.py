@@ -6,7 +6,7 @@ What is the same in save after save, tens of thousands of tensors and the trees 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import is_
 from typing import Any
@@ -50,6 +50,14 @@ class Memory(msgspec.Struct, kw_only=True):
     size: int
 
 
+class Copy(msgspec.Struct, kw_only=True):
+    """A copy that goes on, or has just ended: which `Staging` tells how far it is."""
+
+    place: int
+    """Of its words, in the memory that both share."""
+    serial: int
+
+
 class Tree(msgspec.Struct, kw_only=True):
     """A tree of the state."""
 
@@ -71,12 +79,14 @@ class Job(msgspec.Struct, tag=True, kw_only=True):
 
     number: int
     """Of the saves that this writer got, from 1."""
-    serial: int | None
-    """Of its `Staging`; None if everything is there."""
+    copy: Copy | None
+    """None if everything is there."""
     arena: Memory
     lent: Memory | None
     """Where the frozen files lie that are staged."""
     new: tuple[Memory, ...]
+    gone: tuple[int, ...]
+    """Numbers of memories that the trainer has given back: no save will lie in them any more."""
     name: CheckpointName
     run: str
     parent: str | None
@@ -97,6 +107,7 @@ class Job(msgspec.Struct, tag=True, kw_only=True):
     passed_over: frozenset[str]
     rollbacks: Branch
     frozen: tuple[FrozenFile, ...]
+    streamed: bool
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -227,9 +238,22 @@ class Sender:
     memory: frozenset[int] = frozenset()
 
     def job(
-        self, job: SaveJob, *, serial: int | None, arena: Memory, lent: Memory | None
+        self,
+        job: SaveJob,
+        *,
+        copy: Copy | None,
+        arena: Memory,
+        lent: Memory | None,
+        there: Collection[int],
     ) -> tuple[Job, Sender]:
         """The message for a save, and what the writer has when that is sent.
+
+        Args:
+            job: the save.
+            copy: of what lies in `arena`, if it goes on.
+            arena: where the save lies.
+            lent: where its frozen files lie, if they are staged. The writer keeps that for this save only.
+            there: numbers of the memories that are not given back.
 
         Raises:
             ValueError: state that is no typed JSON.
@@ -251,14 +275,15 @@ class Sender:
             health=job.health,
             state=state,
             session=session,
-            memory=frozenset({arena.number}),
+            memory=self.memory.intersection(there) | {arena.number},
         )
         message = Job(
             number=after.saves,
-            serial=serial,
+            copy=copy,
             arena=arena,
             lent=lent,
             new=tuple(one for one in (arena, lent) if one is not None and one.number not in self.memory),
+            gone=tuple(sorted(self.memory.difference(there))),
             name=job.name,
             run=job.run,
             parent=job.parent,
@@ -278,6 +303,7 @@ class Sender:
             passed_over=job.passed_over,
             rollbacks=job.rollbacks,
             frozen=job.frozen,
+            streamed=job.streamed,
         )
         return message, after
 
@@ -343,6 +369,7 @@ class Receiver:
             passed_over=message.passed_over,
             rollbacks=message.rollbacks,
             frozen=message.frozen,
+            streamed=message.streamed,
         )
 
 

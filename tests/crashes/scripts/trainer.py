@@ -1,8 +1,9 @@
 """A training program whose every element of every tensor is the step, and somebody is killed on the way.
 
 The environment: `RUN`, the folder; `PLAN`, JSON with ``until`` (steps), ``at`` (an event, or ``copy``: half of a copy),
-``count`` (which of them) and ``who`` (``trainer``, ``writer``, ``both``, ``pause`` to wait for the test). A line is
-written for each event, with one system call.
+``count`` (which of them) and ``who`` (``trainer``, ``writer``, ``both``, ``pause`` to wait for the test). ``stops`` is
+a step in which the writer is made to stand still, and from which on nothing waits for a save. A line is written for
+each event, with one system call.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 import spotsafe
-from spotsafe import saver
+from spotsafe import copying
 from spotsafe.events import Event
 from tests.writer.processes import writers
 
@@ -76,8 +77,8 @@ def copy_half(real: Any, *arguments: Any, **options: Any) -> None:
 
 def main() -> None:
     if plan.get("at") == "copy":
-        real = saver.stage
-        saver.stage = lambda *a, **o: copy_half(real, *a, **o)
+        real = copying.stage
+        copying.stage = lambda *a, **o: copy_half(real, *a, **o)
     weights = {f"w{n}": torch.zeros(plan.get("size", 1000)) for n in range(4)}
     with spotsafe.session(
         os.environ["RUN"],
@@ -92,7 +93,10 @@ def main() -> None:
     ) as run:
         say("resumed", run.step, writers())
         for step in run.range(plan.get("until", 4)):
-            run.wait()
+            if step <= plan.get("stops", step):
+                run.wait()
+            if step == plan.get("stops"):
+                os.kill(writers()[0], signal.SIGSTOP)
             for one in weights.values():
                 one.fill_(step + 1)
     say("ended")
