@@ -34,10 +34,18 @@ def test_in_order_and_not_too_many() -> None:
     """One more than may be is a mistake, and changes nothing."""
     flying = flights(1, 2)
     assert MOST_IN_FLIGHT == 2
-    assert flying.full
     with pytest.raises(RuntimeError, match="2 others"):
-        flying.add(name(3), 3)
+        flying.require_room(name(3))
     assert (len(flying), flying.kept(), name(3) in flying) == (2, [1, 2], False)
+
+
+def test_one_that_was_not_given_after_all() -> None:
+    """It has no result, and there is room again; whoever waits for that hears of it."""
+    flying = flights(1, 2)
+    flying.forget(name(2))
+    flying.require_room(name(3))
+    assert (flying.kept(), name(2) in flying, flying.poll(), flying.end(ended(2))) == ([1], False, [], False)
+    flying.forget(name(7))
 
 
 def test_told_once() -> None:

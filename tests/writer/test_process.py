@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ from spotsafe.writer import process as process_module
 from spotsafe.writer.arena import Arena
 from spotsafe.writer.process import DEATHS, ProcessWriter, can_run
 from spotsafe.writer.thread import NAME
+from tests.interrupting import interrupt
 from tests.servers import BUCKET, Server
 from tests.writer.processes import lives, runtime_files, stopped, the_writer, until, writers
 
@@ -528,6 +531,27 @@ def test_both_saves_are_lost_when_it_dies(made: Make, run: Path, sink: Recording
     write(writer, save(4))
     assert published(run) == [4, 1]
     assert not writer.undecided
+
+
+@pytest.mark.slow
+def test_ctrl_c_anywhere_in_submit(made: Make, run: Path) -> None:
+    """Nobody knows then what the process has got: it is replaced, and no save is in flight for ever."""
+    writer, number, later = made(), itertools.count(1), False
+    for at in range(0, 120, 7):
+        one = save(next(number))
+        interrupted = interrupt(
+            partial(writer.submit, one.job, one.arena), at=at, inside=("submit", "add", "_give")
+        )
+        assert writer.drain(PATIENCE_S)
+        steps = []
+        while (
+            not steps or steps[-1] == one.job.name.step
+        ):  # the first may still go to the old one, and be lost
+            write(writer, save(next(number)))
+            steps += [result.name.step for result in writer.poll() if result.published]
+        assert published(run)[: len(steps)] == steps[::-1]
+        later = later or not interrupted
+    assert later
 
 
 def test_it_is_replaced_also_when_it_has_nothing_to_do(made: Make, run: Path, sink: RecordingSink) -> None:

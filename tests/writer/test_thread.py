@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from spotsafe.testing.saves import StagedSave, stage, steps_of
 from spotsafe.testing.sinks import RecordingSink
 from spotsafe.writer import thread as thread_module
 from spotsafe.writer.thread import NAME, WriterThread
+from tests.interrupting import interrupt
 
 PATIENCE_S = 30.0
 
@@ -139,6 +142,25 @@ def test_the_one_behind_a_failed_save_is_written(made: Make) -> None:
 
 def _down(name: str, path: str) -> Exception | None:
     return StorageFull("full") if name == "put_large" and "-s000000001-" in path else None
+
+
+def test_ctrl_c_anywhere_in_submit(made: Make) -> None:
+    """A save is then in the writer's hands, or nobody's: none is in flight for ever, and the next one is written."""
+    for number in itertools.count():
+        store = MemoryStore()
+        writer = made(store)
+        one, two = save(1), save(2)
+        submit = partial(writer.submit, one.job, one.arena)
+        interrupted = interrupt(submit, at=number, inside=("submit", "add", "_start"))
+        assert writer.drain(PATIENCE_S)
+        writer.submit(two.job, two.arena)
+        assert writer.drain(PATIENCE_S)
+        steps = [result.name.step for result in writer.poll() if result.published]
+        assert steps in ([1, 2], [2])
+        assert steps_of(list(candidates(store, look(store)))) == sorted(steps, reverse=True)
+        if not interrupted:
+            break
+    assert number > 30
 
 
 def test_drain_ends_by_the_clock(made: Make) -> None:

@@ -37,30 +37,34 @@ class InFlight(Generic[T]):
     def __contains__(self, name: CheckpointName) -> bool:
         return name in self._open
 
-    @property
-    def full(self) -> bool:
-        """Whether no more may be given now."""
-        return len(self) >= MOST_IN_FLIGHT
-
-    def add(self, name: CheckpointName, what: T) -> None:
-        """A save is given to the writer.
+    def require_room(self, name: CheckpointName) -> None:
+        """See that another save may be given.
 
         Raises:
             RuntimeError: too many are in flight: a mistake of the caller.
         """
-        if self.full:
+        if len(self) >= MOST_IN_FLIGHT:
             raise RuntimeError(f"save {name} given while {len(self)} others are in flight")
-        self._open[name] = None
+
+    def add(self, name: CheckpointName, what: T) -> None:
+        """A save is given to the writer, for which there is room."""
         self._saves[name] = what
+        self._open[name] = None
 
     def end(self, result: SaveResult) -> bool:
         """Tell how a save ended; false if somebody has told it before. It is in flight until its result is there."""
         if self._saves.pop(result.name, None) is None:
             return False
         self._results.append(result)
-        self._open.pop(result.name)
+        self._open.pop(result.name, None)  # `add` may have been interrupted
         self._changed.set()
         return True
+
+    def forget(self, name: CheckpointName) -> None:
+        """A save was not given after all, at whatever point of `add` that was found out. It has no result."""
+        self._saves.pop(name, None)
+        self._open.pop(name, None)
+        self._changed.set()
 
     def kept(self) -> list[T]:
         """What is kept of each, in order."""

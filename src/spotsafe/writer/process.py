@@ -204,18 +204,11 @@ class ProcessWriter:
         if self._instead is not None:
             self._instead.submit(job, arena, frozen, staging=staging)
             return
+        self._flying.require_room(job.name)
         link = self._link
-        self._flying.add(job.name, _Flying(link, job, None if staging is None else staging.place))
         try:
-            self._send(link, job, arena, frozen, staging)
-        except BlockingIOError:
-            self._cut(link)  # it has not read for a long time
-        except ConnectionError as error:
-            _log.debug("the writer process is gone", exc_info=error)
-            self._lose(link)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with a save is in its result
-            self._flying.end(_failed(job, error))
-            self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=str(error)))
+            self._flying.add(job.name, _Flying(link, job, None if staging is None else staging.place))
+            self._give(link, job, arena, frozen, staging)
         except BaseException:  # Ctrl-C: nobody knows whether the message is on its way
             self._cut(link)
             raise
@@ -254,6 +247,20 @@ class ProcessWriter:
             self._close_links()
 
     # -- giving ---
+
+    def _give(
+        self, link: _Link, job: SaveJob, arena: memoryview, frozen: memoryview | None, staging: Staging | None
+    ) -> None:
+        try:
+            self._send(link, job, arena, frozen, staging)
+        except BlockingIOError:
+            self._cut(link)  # it has not read for a long time
+        except ConnectionError as error:
+            _log.debug("the writer process is gone", exc_info=error)
+            self._lose(link)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a save is in its result
+            self._flying.end(_failed(job, error))
+            self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=str(error)))
 
     def _new_link(self) -> _Link:
         """A link on which everything is said already that comes before the first save; the process may come later."""

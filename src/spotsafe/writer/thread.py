@@ -19,6 +19,8 @@ from spotsafe.writer.upload import Uploader
 
 NAME = "spotsafe-writer"
 _Task = tuple[SaveJob, memoryview, memoryview | None, Staging | None]
+_Offer = list[_Task]
+"""A save for the thread. Whoever takes it out has it: the thread, or a caller who was interrupted."""
 
 
 class WriterThread:
@@ -49,7 +51,7 @@ class WriterThread:
         self._uploader = Uploader(store, emit=emit, monotonic=clock.monotonic, ended=ended, ended_at=ended_at)
         self._emit = emit
         self._clock = clock
-        self._jobs: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Offer | None] = queue.SimpleQueue()
         self._flying: InFlight[SaveJob] = InFlight()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -98,13 +100,18 @@ class WriterThread:
         """
         if self._closed:
             raise RuntimeError(f"save {job.name} given to a writer that is closed")
-        self._flying.add(job.name, job)
+        self._flying.require_room(job.name)
+        offer: _Offer = [(job, arena, frozen, staging)]
         try:
+            self._flying.add(job.name, job)
             self._start()
+            self._jobs.put(offer)
         except (RuntimeError, MemoryError) as error:  # no thread to be had
             self._flying.end(self._failed(job, error))
-            return
-        self._jobs.put((job, arena, frozen, staging))
+        except BaseException:  # Ctrl-C: taken back, unless the thread was faster, and writes it
+            if _take(offer) is not None:
+                self._flying.forget(job.name)
+            raise
 
     def poll(self) -> list[SaveResult]:
         """The results of the saves that have ended since the last call, in their order."""
@@ -128,23 +135,26 @@ class WriterThread:
             return
         self._closed = True
         self._jobs.put(None)
-        if self.idle and self._thread is not None:
+        if self.idle and self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
     def _start(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._work, name=NAME, daemon=True)
-            thread.start()
-            self._thread = thread
+        if self._thread is None or not self._thread.is_alive():  # one that Ctrl-C caught in its start is not
+            self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+            self._thread.start()
 
     def _work(self) -> None:
-        while True:
-            task = self._jobs.get()
-            if task is None:
+        while (
+            self._thread is threading.current_thread()
+        ):  # one that was thought not to have started ends here
+            offer = self._jobs.get()
+            if offer is None:
                 return
-            result = self._run(*task)
-            del task  # the arenas must not be held while waiting for the next save
-            self._flying.end(result)
+            task = _take(offer)
+            if task is not None:
+                result = self._run(*task)
+                del task  # the arenas must not be held while waiting for the next save
+                self._flying.end(result)
 
     def _run(
         self, job: SaveJob, arena: memoryview, frozen: memoryview | None, staging: Staging | None
@@ -160,3 +170,10 @@ class WriterThread:
         return SaveResult(
             name=job.name, published=False, healthy=True, total_bytes=0, write_s=0.0, error=error
         )
+
+
+def _take(offer: _Offer) -> _Task | None:
+    try:
+        return offer.pop()
+    except IndexError:
+        return None
