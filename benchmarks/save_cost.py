@@ -30,6 +30,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ GIB = 1 << 30
 
 
 class Training:
-    """Linear layers with AdamW; `batch` sets how long a step takes."""
+    """Linear layers with AdamW; `batch` sets how long a step takes, and with `ema` an average follows the weights."""
 
-    def __init__(self, width: int, batch: int, device: str = "cpu") -> None:
+    def __init__(self, width: int, batch: int, device: str = "cpu", *, ema: bool = False) -> None:
         import torch
 
         torch.manual_seed(0)
@@ -55,6 +56,12 @@ class Training:
         self.model = torch.nn.Sequential(*layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         self.inputs = torch.randn(batch, width, device=device)
+        self.averaged = torch.optim.swa_utils.AveragedModel(self.model) if ema else None
+
+    def update(self) -> None:
+        self.optimizer.step()
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.model)
 
     def forward_backward(self) -> None:
         self.optimizer.zero_grad()
@@ -65,7 +72,8 @@ class Training:
 
     @property
     def nbytes(self) -> int:
-        return 3 * sum(one.numel() * one.element_size() for one in self.model.parameters())
+        copies = 3 if self.averaged is None else 4
+        return copies * sum(one.numel() * one.element_size() for one in self.model.parameters())
 
 
 class Method:
@@ -99,7 +107,7 @@ class Method:
             start = time.perf_counter()
             self.before_step()
             waited = time.perf_counter() - start
-            self.training.optimizer.step()
+            self.training.update()
             if self.blocked and waited > 1e-5:
                 self.blocked[-1] += waited
             if save_every and step % save_every == 0:
@@ -229,22 +237,36 @@ class Ours(Method):
     """A session, with all that it does at every step and every save."""
 
     overlap = True
+    hooks_began = 0.0
 
     def run(self, steps: int, save_every: int) -> float:
         if not self.number:
             self.open()
-        self.save_every, self.number = save_every, self.number + 1
+        self.number += 1
         began = time.perf_counter()
-        for step in self.session.range(steps, name=str(self.number)):
+        loop = iter(self.session.range(steps, name=str(self.number)))
+        self.saving = False
+        while True:
+            asked = time.perf_counter()
+            step = next(loop, None)
+            if self.saving:  # the safe point of that step
+                self.blocked.append(time.perf_counter() - asked)
+            if step is None:
+                return time.perf_counter() - began
             self.training.forward_backward()
-            self.training.optimizer.step()
-            if step % save_every == 0:
+            self.training.update()
+            self.saving = step % save_every == 0
+            if self.saving:
                 self.session.save()
-        return time.perf_counter() - began
 
     def open(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
         import spotsafe
 
+        # Hooks run in their order: what is between these two is the session's.
+        register_optimizer_step_pre_hook(lambda *_: setattr(self, "hooks_began", time.perf_counter()))
+        averaged = {} if self.training.averaged is None else {"averaged": self.training.averaged}
         with contextlib.redirect_stderr(io.StringIO()):
             self.session = spotsafe.session(
                 self.folder,
@@ -255,15 +277,20 @@ class Ours(Method):
                 watch=None,
                 events=self,
                 overlap=self.overlap,
+                state=averaged,
             ).start()
+        register_optimizer_step_pre_hook(lambda *_: self.after_hooks())
+
+    def after_hooks(self) -> None:
+        if self.saving and self.blocked:
+            self.blocked[-1] += time.perf_counter() - self.hooks_began
+            self.saving = False
 
     def emit(self, event: Any) -> None:
         from spotsafe import events
 
         if isinstance(event, events.SaveStarted):
             self.began = time.perf_counter()
-        elif isinstance(event, events.SaveStaged):
-            self.blocked.append(event.blocked_s)
         elif isinstance(event, events.CheckpointPublished):
             self.durable.append(time.perf_counter() - self.began)
         elif isinstance(
@@ -296,14 +323,14 @@ METHODS: dict[str, tuple[str, type[Method]]] = {
 # -- one process ---------------------------------------------------------------------------------------------------
 
 
-def child(name: str, folder: str, *, width: int, batch: int, saves: int, save_every: int) -> None:
+def child(name: str, folder: str, *, width: int, batch: int, saves: int, save_every: int, ema: bool) -> None:
     import torch
     import torch.distributed as dist
 
     warnings.simplefilter("ignore")
     if name in {"dcp", "async", "process", "tc"}:
         dist.init_process_group("gloo", init_method=f"file://{folder}.group", rank=0, world_size=1)
-    training = Training(width, batch)
+    training = Training(width, batch, ema=ema)
     method = METHODS[name][1](training, folder)
     Path(folder).mkdir()
     method.run(WARM_SAVES * save_every, save_every)
@@ -363,7 +390,7 @@ def calibrated(width: int, seconds: float, make: Callable[[int, int], Training] 
 
         def step(training: Training = training) -> None:
             training.forward_backward()
-            training.optimizer.step()
+            training.update()
 
         step()
         took = statistics.median(timed(step) for _ in range(5))
@@ -407,13 +434,22 @@ def measure(
     return result
 
 
-def table(seconds: float, *, width: int, saves: int, rounds: int, names: list[str], folder: Path) -> None:
-    batch = calibrated(width, seconds)
+def table(
+    seconds: float,
+    *,
+    width: int,
+    saves: int,
+    rounds: int,
+    names: list[str],
+    folder: Path,
+    ema: bool = False,
+) -> None:
+    batch = calibrated(width, seconds, partial(Training, ema=ema))
     save_every = max(3, round(3 / seconds))
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
-            row = measure(name, folder, [str(width), str(batch), str(saves), str(save_every)])
+            row = measure(name, folder, [str(width), str(batch), str(saves), str(save_every), str(int(ema))])
             if row is not None:
                 rows[name].append(row)
     print_table(rows, seconds=seconds, saves=saves, save_every=save_every)
@@ -461,19 +497,17 @@ def main() -> None:
     options = parser.parse_args()
     if options.case:
         name, folder, *numbers = options.case
-        width, batch, saves, save_every = map(int, numbers)
-        child(name, folder, width=width, batch=batch, saves=saves, save_every=save_every)
+        width, batch, saves, save_every, ema = map(int, numbers)
+        child(name, folder, width=width, batch=batch, saves=saves, save_every=save_every, ema=bool(ema))
     names = ["none", *(name for name in options.only.split(",") if name != "none")]
-    with tempfile.TemporaryDirectory(dir=".", prefix="bench-") as folder:
+    common = {"width": options.width, "saves": options.saves, "rounds": options.rounds}
+    with tempfile.TemporaryDirectory(dir=".", prefix="bench-") as found:
+        folder = Path(found).resolve()
         for seconds in map(float, options.steps.split(",")):
-            table(
-                seconds,
-                width=options.width,
-                saves=options.saves,
-                rounds=options.rounds,
-                names=names,
-                folder=Path(folder).resolve(),
-            )
+            table(seconds, names=names, folder=folder, **common)
+        if "spotsafe" in names:
+            print("\nWith an average of all weights, which is saved too:")
+            table(1.0, names=["none", "spotsafe"], folder=folder, ema=True, **common)
 
 
 if __name__ == "__main__":
