@@ -40,6 +40,11 @@ def two_checkpoints(make_bench: Callable[..., Bench]) -> tuple[Bench, Attempt, C
     attempt = bench.start(hold_at=15)
     until(lambda: attempt.events("CheckpointPublished"), what="a checkpoint of the second attempt")
     until(lambda: attempt.steps() and attempt.steps()[-1].number == 15, what="step 15")
+    until(
+        lambda: len(attempt.events("CheckpointPublished")) == len(attempt.events("SaveStarted")),
+        what="nothing in flight",
+    )
+    until(lambda: len(bench.published) == 2, what="what is not kept being retired")
     return bench, attempt, bench.published[1]
 
 
