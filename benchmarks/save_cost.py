@@ -240,6 +240,8 @@ class Ours(Method):
     hooks_began = 0.0
 
     def run(self, steps: int, save_every: int) -> float:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
         if not self.number:
             self.open()
         self.number += 1
@@ -253,6 +255,8 @@ class Ours(Method):
                 self.blocked.append(time.perf_counter() - asked)
             if step is None:
                 return time.perf_counter() - began
+            if self.number == 1 and step == 0:  # the session's hook is there by now
+                register_optimizer_step_pre_hook(lambda *_: self.after_hooks())
             self.training.forward_backward()
             self.training.update()
             self.saving = step % save_every == 0
@@ -279,7 +283,6 @@ class Ours(Method):
                 overlap=self.overlap,
                 state=averaged,
             ).start()
-        register_optimizer_step_pre_hook(lambda *_: self.after_hooks())
 
     def after_hooks(self) -> None:
         if self.saving and self.blocked:

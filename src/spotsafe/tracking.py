@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from spotsafe.checkpoint.strict_json import is_text
 from spotsafe.errors import StateMismatch, UnsupportedState, UntrackedParameters
 from spotsafe.tensors import kinds
-from spotsafe.tensors.context import Capturing, Known, Restoring, nothing_known
+from spotsafe.tensors.context import Capturing, Known, NothingKnown, Restoring
 from spotsafe.tensors.frozen import address_of, frozen_names
 from spotsafe.tensors.giving import Giving
 from spotsafe.tensors.kept import KeptState
@@ -161,7 +161,7 @@ class Tracker:
             self._last.begin()
             names = self._last.names(self._parts(), self._names)
             self._refuse_unowned(names)
-            captured = self._capture(names, session, self._objects, known=self._last.module)
+            captured = self._capture(names, session, self._objects, known=self._last)
             captured = replace(captured, tensors=self._last.end(captured.tensors))
             return replace(captured, frozen=self._frozen_in(captured, names))
 
@@ -181,10 +181,12 @@ class Tracker:
         names: Names,
         session: Mapping[str, object] | None,
         objects: Mapping[str, Any],
-        known: Known = nothing_known,
+        known: Known | None = None,
     ) -> Capture:
         collector = Collector()
-        capturing = Capturing(collector=collector, names=names.of, warn=self._warn_once, known=known)
+        capturing = Capturing(
+            collector=collector, names=names.of, warn=self._warn_once, known=known or NothingKnown()
+        )
         # Optimizers last: a tensor that is also elsewhere is called after its owner.
         order = sorted(objects, key=lambda name: is_optimizer(objects[name]))
         state = {name: kinds.capture(objects[name], name, capturing) for name in order}

@@ -30,6 +30,9 @@ for _call in (_copy, _compare):
 _copy.restype, _compare.restype = ctypes.c_void_p, ctypes.c_int
 
 
+_bytes_at = ctypes.string_at
+
+
 class _Move(NamedTuple):
     """Bytes of a tensor and their place in the arena."""
 
@@ -98,6 +101,7 @@ class BesideCopy(Watched):
     def __init__(self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: Collection[int]) -> None:
         super().__init__(plan, capture, arena, chosen)
         self._samples = [_sample(move.source, move.nbytes) for move in self._moves]
+        self._differing: list[str] = []
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
 
     def start(self) -> None:
@@ -118,18 +122,16 @@ class BesideCopy(Watched):
         Whatever writes all of a tensor is found so, counted by torch or not: an average that is swapped in now and
         then through ``.data``. What writes a few elements is for a probe to find.
         """
-        return [
-            self._names[move.tensor]
-            for move, sample in zip(self._moves, self._samples, strict=True)
-            if _sample(move.target, move.nbytes) != sample
-        ]
+        return self._differing
 
     def _run(self) -> None:
-        for move in self._moves:
+        for move, sample in zip(self._moves, self._samples, strict=True):
             for source, target, nbytes in _chunks(move):
                 if not self._is_there(move.tensor):
                     break
                 _copy(target, source, nbytes)
+            if _sample(move.target, move.nbytes) != sample:
+                self._differing.append(self._names[move.tensor])
 
 
 def can_be_beside(one: NamedTensor) -> bool:
@@ -151,8 +153,10 @@ def _mark(alias: torch.Tensor) -> tuple[int, int]:
 
 
 def _sample(address: int, nbytes: int) -> bytes:
-    places = (0, nbytes // 2, max(0, nbytes - _SAMPLE))
-    return b"".join(ctypes.string_at(address + at, min(_SAMPLE, nbytes - at)) for at in places)
+    if nbytes < _SAMPLE:
+        return _bytes_at(address, nbytes)
+    middle, end = address + nbytes // 2, address + nbytes - _SAMPLE
+    return _bytes_at(address, _SAMPLE) + _bytes_at(min(middle, end), _SAMPLE) + _bytes_at(end, _SAMPLE)
 
 
 def _chunks(move: _Move) -> Iterator[tuple[int, int, int]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -11,12 +12,25 @@ from torch import nn
 from spotsafe.tensors.source import Source
 from spotsafe.tensors.tree import Collector, Json, Spec, dtype_name, spec_of
 
-Known = Callable[[nn.Module, str, Collector], Json | None]
-"""The tree of a module that need not be captured in full, whose tensors the collector then has; else None."""
+
+class Known(Protocol):
+    """What need not be captured in full. Each answers the tree, whose tensors the collector then has; else None."""
+
+    def module(self, module: nn.Module, path: str, collector: Collector) -> Json | None:
+        """Of a module."""
+
+    def moments(self, entries: Sequence[tuple[str, object]], path: str, collector: Collector) -> Json | None:
+        """Of what an optimizer keeps of its parameters, by their names."""
 
 
-def nothing_known(_module: nn.Module, _path: str, _collector: Collector) -> None:
-    """Every module is captured in full."""
+class NothingKnown:
+    """Everything is captured in full."""
+
+    def module(self, module: nn.Module, path: str, collector: Collector) -> None:
+        """Not known."""
+
+    def moments(self, entries: Sequence[tuple[str, object]], path: str, collector: Collector) -> None:
+        """Not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +41,7 @@ class Capturing:
     names: Mapping[int, str]
     """`id` of each parameter that a tracked object holds -> its name."""
     warn: Callable[[str], None]
-    known: Known = nothing_known
+    known: Known = field(default_factory=NothingKnown)
 
 
 @dataclass(slots=True, kw_only=True)

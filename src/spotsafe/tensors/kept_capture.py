@@ -1,7 +1,7 @@
-"""What a capture says of a module, kept for the next one.
+"""What a capture says of a module, kept for the next one; `kept_moments` does the same for optimizers.
 
 A module of torch's own ways (no hook, no override of what `state_dict` is made by) is captured without `state_dict`,
-from the tensors that its parts hold. All that such a capture depends on is a `_Look`: the classes of the parts, keys
+from the tensors that its parts hold. All that such a capture depends on is a `Look`: the classes of the parts, keys
 and tensors, and of each tensor its role, address, dtype, shape and device. As long as two looks are the same, so are
 the captures, and the last one is taken as it is. Values are no part of a capture, which holds the live tensors.
 
@@ -12,20 +12,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter, is_
 from typing import Any
 
-import torch
 from torch import nn
 
 from spotsafe.checkpoint.index import KeptTree
 from spotsafe.checkpoint.strict_json import is_text
-from spotsafe.tensors.memory import CPU
+from spotsafe.tensors.kept_moments import KeptMoments
+from spotsafe.tensors.look import PLAIN_TYPES, Captured, Look, all_are, look_at_tensors, nodes_of
 from spotsafe.tensors.modules import ModuleNames
 from spotsafe.tensors.optimizers import is_optimizer, parameters_of
 from spotsafe.tensors.owners import Names
-from spotsafe.tensors.tree import PLAIN, STORABLE, Collector, Json, NamedTensor, outranks
+from spotsafe.tensors.tree import Collector, Json, NamedTensor, outranks
 
 _METHODS = (
     "state_dict",
@@ -39,73 +37,25 @@ _METHODS = (
 )
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _DICTS = (dict, OrderedDict)
-_PLAIN = frozenset(PLAIN)
-_STRIDED = frozenset({torch.strided})
-# Calls of these cost half of what a loop in Python does, and a model has fifty thousand tensors.
-_IS_NESTED, _LAYOUT = attrgetter("is_nested"), attrgetter("layout")
-_DTYPE, _SHAPE, _DEVICE = attrgetter("dtype"), attrgetter("shape"), attrgetter("device")
 _MOST_VERSION = 1 << 53
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Look:
-    """All that the capture of a module depends on, and its plan; lists of one item for each part or entry."""
-
-    prefixes: list[str]
-    kinds: list[type]
-    versions: list[int]
-    keys: list[str]
-    """As `state_dict` has them."""
-    roles: list[str]
-    tensors: list[torch.Tensor]
-    addresses: list[int]
-    dtypes: list[torch.dtype]
-    shapes: list[torch.Size]
-    devices: list[torch.device]
-
-    def same_as(self, other: _Look) -> bool:
-        """Whether captures of the two are the same."""
-        return (
-            all_are(self.kinds, other.kinds)
-            and all_are(self.tensors, other.tensors)
-            and self.prefixes == other.prefixes
-            and self.versions == other.versions
-            and self.keys == other.keys
-            and self.roles == other.roles
-            and self.addresses == other.addresses
-            and self.dtypes == other.dtypes
-            and self.shapes == other.shapes
-            and self.devices == other.devices
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Captured:
-    """The capture of one module."""
-
-    look: _Look
-    tree: KeptTree
-    tensors: list[NamedTensor]
-    names: frozenset[str]
-    """Theirs."""
-    places: Mapping[int, int]
-    """Address -> place in `tensors`."""
 
 
 class KeptCapture:
     """The last capture, as far as the next one may be the same."""
 
     def __init__(self) -> None:
-        self._looks: dict[int, _Look | None] = {}
-        self._last: dict[str, _Captured] = {}
-        self._now: dict[str, _Captured] = {}
+        self._looks: dict[int, Look | None] = {}
+        self._last: dict[str, Captured] = {}
+        self._now: dict[str, Captured] = {}
         self._parts: list[tuple[str, object]] = []
         self._names: Names | None = None
         self._tensors: tuple[NamedTensor, ...] = ()
+        self._moments = KeptMoments()
 
     def begin(self) -> None:
         """A new capture begins: look at everything again, and let go of what the last one did not meet."""
         self._looks, self._last, self._now = {}, self._now, {}
+        self._moments.begin()
 
     def names(self, parts: Iterable[tuple[str, object]], find: Callable[[], Names]) -> Names:
         """The names of all parameters; to be asked for after `begin` and before `module`.
@@ -132,7 +82,7 @@ class KeptCapture:
         look, last = self._look(module), self._last.get(path)
         return look is not None and last is not None and look.same_as(last.look)
 
-    def _look(self, module: nn.Module) -> _Look | None:
+    def _look(self, module: nn.Module) -> Look | None:
         if id(module) not in self._looks:
             self._looks[id(module)] = _look_at(module)
         return self._looks[id(module)]
@@ -150,6 +100,10 @@ class KeptCapture:
         self._now[path] = captured
         return captured.tree
 
+    def moments(self, entries: Sequence[tuple[str, object]], path: str, collector: Collector) -> Json | None:
+        """The typed tree of what an optimizer keeps of its parameters; see `KeptMoments.tree`."""
+        return self._moments.tree(entries, path, collector)
+
     def end(self, tensors: tuple[NamedTensor, ...]) -> tuple[NamedTensor, ...]:
         """The tensors of the whole capture; the very tuple of the last one if nothing in it is another."""
         self._looks = {}
@@ -158,18 +112,13 @@ class KeptCapture:
         return self._tensors
 
 
-def all_are(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Whether two sequences hold the same objects."""
-    return len(some) == len(others) and all(map(is_, some, others))
-
-
 def _any_nameless(parts: Iterable[tuple[str, object]], names: Names) -> bool:
     return any(
         id(one) not in names.of for _, part in parts if is_optimizer(part) for one in parameters_of(part)
     )
 
 
-def _look_at(module: nn.Module) -> _Look | None:
+def _look_at(module: nn.Module) -> Look | None:
     """What there is to see of a module; None if it is not of torch's own ways, or holds an unusual tensor."""
     if not _is_usual(module):
         return None
@@ -187,26 +136,14 @@ def _look_at(module: nn.Module) -> _Look | None:
         tensors += [*parameters.values(), *buffers.values()]
         roles += ["parameter" if one.requires_grad else "other" for one in parameters.values()]
         roles += ["buffer"] * len(buffers)
-    types = list(map(type, tensors))
-    # Before anything is asked of a tensor: a subclass may do what it likes.
-    if not _PLAIN.issuperset(types) or any(map(_IS_NESTED, tensors)):
-        return None
-    if not _STRIDED.issuperset(map(_LAYOUT, tensors)):
-        return None
-    addresses, dtypes = [one.data_ptr() for one in tensors], list(map(_DTYPE, tensors))
-    if 0 in addresses or not STORABLE.issuperset(dtypes):
-        return None
-    return _Look(
+    return look_at_tensors(
+        tensors,
+        types=PLAIN_TYPES,
         prefixes=prefixes,
         kinds=list(map(type, parts)),
         versions=[part._version for part in parts],  # noqa: SLF001 - what `state_dict` puts beside the tensors
         keys=keys,
         roles=roles,
-        tensors=tensors,
-        addresses=addresses,
-        dtypes=dtypes,
-        shapes=list(map(_SHAPE, tensors)),
-        devices=list(map(_DEVICE, tensors)),
     )
 
 
@@ -232,7 +169,7 @@ def _persistent_buffers(part: nn.Module) -> dict[str, Any]:
     return {name: one for name, one in _present(part._buffers).items() if name not in passing}  # noqa: SLF001 - as above
 
 
-def _capture(look: _Look, module: nn.Module, path: str) -> _Captured | None:
+def _capture(look: Look, module: nn.Module, path: str) -> Captured | None:
     """The capture of a look; None if its names need the care of a full one."""
     keys, prefixes, names = look.keys, look.prefixes, ModuleNames(module)
     if names.wrapped:
@@ -254,28 +191,17 @@ def _capture(look: _Look, module: nn.Module, path: str) -> _Captured | None:
             )
     tree = KeptTree(
         kind="module",
-        state=_nodes(keys, labels, look.devices),
+        state=nodes_of(keys, labels, look.devices),
         frozen=[key for key, role in zip(keys, look.roles, strict=True) if role == "other"],
         metadata={
             prefix: {"version": version} for prefix, version in zip(prefixes, look.versions, strict=True)
         },
     )
     taken = frozenset(one.name for one in tensors)
-    return _Captured(look=look, tree=tree, tensors=tensors, names=taken, places=places)
+    return Captured(look=look, tree=tree, tensors=tensors, names=taken, places=places)
 
 
-def _nodes(keys: Sequence[str], labels: Sequence[str], devices: Sequence[torch.device]) -> dict[str, Json]:
-    nodes: dict[str, Json] = {
-        key: {"$": "tensor", "name": label} for key, label in zip(keys, labels, strict=True)
-    }
-    if devices.count(CPU) < len(devices):
-        for key, device in zip(keys, devices, strict=True):
-            if device != CPU:
-                nodes[key]["device"] = device.type
-    return nodes
-
-
-def _gathered(look: _Look, labels: Sequence[str]) -> tuple[list[str], list[NamedTensor], dict[int, int]]:
+def _gathered(look: Look, labels: Sequence[str]) -> tuple[list[str], list[NamedTensor], dict[int, int]]:
     """As a collector does: the name of each entry, each tensor once, and where in them each address is."""
     names: list[str] = []
     tensors: list[NamedTensor] = []

@@ -221,7 +221,7 @@ _LIST = Kind(name="list", capture=_capture_items, problems=_problems_of_items, r
 def capture(obj: Any, path: str, capturing: Capturing) -> Json:
     """The typed tree of any object that is state."""
     kind = kind_of(obj, path)
-    known = capturing.known(obj, path, capturing.collector) if kind is _MODULE else None
+    known = capturing.known.module(obj, path, capturing.collector) if kind is _MODULE else None
     return known if known is not None else {"kind": kind.name, **kind.capture(obj, path, capturing)}
 
 

@@ -66,14 +66,19 @@ def capture_optimizer(optimizer: Any, path: str, capturing: Capturing) -> dict[s
         **head,
         "form": _BY_NAME,
         "groups": [collector.encode(one, f"{path}.param_groups[{at}]") for at, one in enumerate(groups)],
-        "state": [
-            [named[key], collector.members(value, f"{path}.{named[key]}", role="moment")]
-            for key, value in own.items()
-        ],
+        "state": _moments([(named[key], value) for key, value in own.items()], path, capturing),
         "shared": collector.encode(shared, f"{path}.state", role="moment"),
         "extra": collector.encode(extra, path),
         "on_host": sorted(_on_host(optimizer)),
     }
+
+
+def _moments(entries: Sequence[tuple[str, object]], path: str, capturing: Capturing) -> Json:
+    known = capturing.known.moments(entries, path, capturing.collector)
+    if known is not None:
+        return known
+    members = capturing.collector.members
+    return [[name, members(value, f"{path}.{name}", role="moment")] for name, value in entries]
 
 
 def _order(optimizer: Any, path: str, names: Mapping[int, str]) -> list[list[str]]:
