@@ -6,6 +6,7 @@ import gc
 import json
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from spotsafe.errors import UnsupportedState
-from spotsafe.tensors import kept_capture
+from spotsafe.tensors import kept_capture, kept_moments
 from spotsafe.tensors.tree import Capture
 from spotsafe.tracking import Tracker
 
@@ -70,6 +71,13 @@ class World:
             "teachers": {"old one": self.teacher, **({"same": self.net.body} if wrapped else {})},
             "optimizer": self.optimizer,
         }
+        _step(self)
+
+    @property
+    def held(self) -> dict[Any, Any]:
+        """What the optimizer keeps of one of its parameters."""
+        found: dict[Any, Any] = self.optimizer.state[self.net.many[1]]
+        return found
 
     def tracker(self) -> Tracker:
         tracker = Tracker(warn=lambda _: None)
@@ -156,6 +164,34 @@ CHANGES: dict[str, Callable[[World], object]] = {
     "sparse": lambda w: _set(w.net, "seen", torch.eye(3).to_sparse()),
     "nested": lambda w: _set(w.net, "seen", _nested()),
     "on no device": lambda w: _set(w.net, "seen", torch.ones(3, device="meta")),
+    "a moment is replaced": lambda w: w.held.update(exp_avg=torch.ones(3)),
+    "a moment comes": lambda w: w.held.update(exp_max=torch.ones(2)),
+    "a moment goes": lambda w: w.held.pop("exp_avg", None),
+    "moments in another order": lambda w: w.held.update(step=w.held.pop("step")),
+    "a number as moment": lambda w: w.held.update(step=3),
+    "a parameter as moment": lambda w: w.held.update(exp_avg=nn.Parameter(torch.ones(3))),
+    "a moment with a gradient": lambda w: w.held["exp_avg"].requires_grad_(),
+    "a weight as moment": lambda w: w.held.update(exp_avg=w.net.many[1].detach()),
+    "a buffer as moment": lambda w: w.held.update(exp_avg=w.net.seen),
+    "two moments of one memory": lambda w: w.held.update(exp_avg=w.held["exp_avg_sq"]),
+    "other memory of a moment": lambda w: _set(w.held["exp_avg"], "data", torch.ones(3)),
+    "other shape of a moment": lambda w: _set(w.held["exp_avg"], "data", torch.ones(3, 1)),
+    "an empty moment": lambda w: w.held.update(exp_avg=torch.ones(0)),
+    "a sparse moment": lambda w: w.held.update(exp_avg=torch.eye(3).to_sparse()),
+    "a moment on no device": lambda w: w.held.update(exp_avg=torch.ones(3, device="meta")),
+    "a moment whose name is no word": lambda w: w.held.update({"exp.avg": torch.ones(3)}),
+    "a moment whose name is no text": lambda w: w.held.update({"\ud800": torch.ones(3)}),
+    "a moment that has a number": lambda w: w.held.update({7: torch.ones(3)}),
+    "moments in a dict of another class": lambda w: w.optimizer.state.update(
+        {w.net.many[1]: OrderedDict(w.held)}
+    ),
+    "nothing is kept": lambda w: w.optimizer.state.pop(w.net.many[1], None),
+    "less is kept": lambda w: w.held.clear(),
+    "state in another order": lambda w: w.optimizer.state.update(
+        {w.net.many[1]: w.optimizer.state.pop(w.net.many[1])}
+    ),
+    "state of nobody": lambda w: w.optimizer.state.update({"shared": {"count": torch.ones(1)}}),
+    "an option that is a tensor": lambda w: w.optimizer.param_groups[0].update(lr=torch.tensor(0.1)),
 }
 
 
@@ -194,6 +230,7 @@ def in_full(world: World) -> Any:
     """What a capture says that knows no other, and takes no short cut."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_capture, "_look_at", lambda _: None)
+        patch.setattr(kept_moments, "_look_at", lambda _: None)
         return said(world.tracker().capture)
 
 
@@ -235,6 +272,21 @@ def test_what_did_not_change_is_the_same_object() -> None:
     after = tracker.capture()
     assert after.state["model"] is before.state["model"]
     assert after.tensors is before.tensors
+
+
+def test_what_an_optimizer_keeps_is_the_same_object_too() -> None:
+    """Between two steps of one optimizer only its options are captured anew."""
+    world = World(wrapped=False)
+    tracker = Tracker(warn=print)
+    tracker.add("model", world.net)
+    tracker.add("optimizer", world.optimizer)
+    before = tracker.capture()
+    _step(world)
+    world.optimizer.param_groups[0]["lr"] = 0.01
+    after = tracker.capture()
+    assert after.tensors is before.tensors
+    assert after.state["optimizer"]["state"] is before.state["optimizer"]["state"]
+    assert after.state["optimizer"]["groups"] != before.state["optimizer"]["groups"]
 
 
 CHANGED = {

@@ -53,7 +53,7 @@ def _look_at(entries: Sequence[tuple[str, object]]) -> Look | None:
     """What there is to see; None if something in it is no plain tensor of its own."""
     names, keys, tensors = [name for name, _ in entries], list[str](), list[Any]()
     for name, held in entries:
-        if type(held) is not dict or not all(type(key) is str for key in held):
+        if type(held) is not dict or not all(type(key) is str and key.isidentifier() for key in held):
             return None
         keys += [f"{name}.{key}" for key in held]
         tensors += held.values()
@@ -65,8 +65,7 @@ def _look_at(entries: Sequence[tuple[str, object]]) -> Look | None:
 
 def _capture(look: Look, path: str) -> Captured | None:
     """The capture of a look; None if its names need the care of a full one."""
-    words = [key.rpartition(".")[2] for key in look.keys]
-    if not all(map(str.isidentifier, words)) or not is_text("".join(look.keys)):
+    if not is_text("".join(look.keys)):
         return None
     if len(set(look.keys)) != len(look.keys) or len(set(look.addresses)) != len(look.keys):
         return None  # whether two are aliases is for the collector to say
@@ -74,15 +73,16 @@ def _capture(look: Look, path: str) -> Captured | None:
     nodes = nodes_of(look.keys, labels, look.devices)
     return Captured(
         look=look,
-        tree=_by_parameter(look, words, nodes),
+        tree=_by_parameter(look, nodes),
         tensors=list(map(NamedTensor, labels, look.tensors, look.roles)),
         names=frozenset(labels),
         places={address: at for at, address in enumerate(look.addresses)},
     )
 
 
-def _by_parameter(look: Look, words: Sequence[str], nodes: Mapping[str, Json]) -> list[list[Json]]:
+def _by_parameter(look: Look, nodes: Mapping[str, Json]) -> list[list[Json]]:
     found: dict[str, dict[str, Json]] = {name: {} for name in look.prefixes}
-    for key, word in zip(look.keys, words, strict=True):
-        found[key.removesuffix(f".{word}")][word] = nodes[key]
+    for key in look.keys:
+        name, _, word = key.rpartition(".")
+        found[name][word] = nodes[key]
     return [[name, held] for name, held in found.items()]
