@@ -24,7 +24,7 @@ from spotsafe.reader import load_verified
 from spotsafe.storage.local import LocalStore
 from spotsafe.writer.process import can_run
 from tests.e2e.processes import Launcher, Process
-from tests.writer.processes import lives, stopped, the_writer, until
+from tests.writer.processes import PATIENCE_S, lives, stopped, the_writer, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -152,6 +152,58 @@ def test_two_saves_outlive_the_trainer(bench: Bench) -> None:
     assert "resumed 3 " in "\n".join(told().lines)
 
 
+TWO = {"stops": 1, "goes_on": 3, "until": 9}
+"""The first save is published; the next two are staged while the writer stands still, which then goes on."""
+OF_THE_FIRST_OF_TWO = {
+    "FileWritten": {"count": 2},
+    "IndexWritten": {"count": 2},
+    "CheckpointPublished": {"count": 2},
+    "CheckpointRetired": {"count": 1, "keep": 1},
+}
+
+
+@pytest.mark.parametrize("who", ["trainer", "writer", "both"])
+@pytest.mark.parametrize("event", OF_THE_FIRST_OF_TWO)
+def test_with_another_save_behind_it(bench: Bench, event: str, who: str) -> None:
+    """A save is being written and the next one staged: both are published, or what they held is saved again."""
+    process, told = bench.start(at=event, who=who, **TWO, **OF_THE_FIRST_OF_TWO[event])
+    ended = process.end()
+    assert ended == (0 if who == "writer" else -signal.SIGKILL), told()
+    gone(told().writer)
+    done, newest = told().steps("CheckpointPublished"), bench.published()[0]
+    assert newest >= max(done)
+    assert not any(line.startswith("SaveFailed") for line in told().lines)
+    if who == "trainer":
+        kept = 1 if event == "CheckpointRetired" else 3
+        assert bench.published() == [3, 2, 1][:kept]
+    elif who == "writer":
+        assert any(line.startswith("WriterReplaced") for line in told().lines)
+        assert newest == TWO["until"]
+    again, told = bench.start(until=newest + 1)
+    assert again.end() == 0, told()
+    assert f"resumed {newest} " in "\n".join(told().lines)
+    assert bench.published()[0] == newest + 1
+
+
+@pytest.mark.parametrize("who", ["trainer", "writer", "both"])
+@pytest.mark.parametrize("event", ["SaveStarted", "SaveStaged"])
+def test_while_the_writer_stands_still(bench: Bench, event: str, who: str) -> None:
+    """A save waits for it and another is begun: what was staged is published if the writer lives on, and else lost."""
+    process, told = bench.start(at=event, count=3, who=who, stops=1, until=6)
+    if who == "trainer":
+        assert process.end() == -signal.SIGKILL, told()
+        os.kill(told().writer, signal.SIGCONT)
+    else:
+        assert process.end() == (0 if who == "writer" else -signal.SIGKILL), told()
+    gone(told().writer)
+    staged = 2 if event == "SaveStarted" else 3
+    newest = {"trainer": staged, "writer": 6, "both": 1}[who]
+    assert bench.published()[0] == newest
+    again, told = bench.start(until=newest + 1)
+    assert again.end() == 0, told()
+    assert bench.published()[0] == newest + 1
+
+
 @pytest.mark.parametrize("event", EVENTS)
 def test_the_writer_is_killed(bench: Bench, event: str) -> None:
     """Another one takes its place, the save is made again, and training has not felt it."""
@@ -202,6 +254,43 @@ def test_a_whole_group_is_killed(bench: Bench) -> None:
     assert process.end() == -signal.SIGKILL
     gone(told().writer)
     assert bench.published()[0] == 2
+
+
+def test_an_agent_of_torchrun_ends_its_workers(bench: Bench, tmp_path: Path) -> None:
+    """It kills the group of each: the writer publishes what is staged, and a start at once waits for it."""
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    agent = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--shutdown-timeout",
+        "1",
+        str(SCRIPT),
+    ]
+
+    def start(log: Path, **plan: Any) -> tuple[subprocess.Popen[bytes], Callable[[], Told]]:
+        environment = {**os.environ, **bench.environment(plan), "PYTHONPATH": path}
+        with log.open("wb") as file:
+            process = subprocess.Popen(agent, env=environment, stdout=file, stderr=subprocess.DEVNULL)
+        return process, lambda: Told(tuple(log.read_text().splitlines()))
+
+    first, told = start(tmp_path / "first.log", at="SaveStaged", count=2, who="pause")
+    with first:
+        until(lambda: "striking" in "\n".join(told().lines), what="staged")
+        writer = told().writer
+        with stopped(writer):
+            first.terminate()
+            assert first.wait(PATIENCE_S) != 0
+            assert lives(writer)
+            second, after = start(tmp_path / "second.log", until=3)
+            with second:
+                until(lambda: any(line.startswith("WriterAwaited") for line in after().lines), what="told")
+                assert not any(line.startswith("RunStarted") for line in after().lines)
+                os.kill(writer, signal.SIGCONT)
+                assert second.wait(PATIENCE_S) == 0
+    assert any(line.startswith("resumed 2 ") for line in after().lines)
+    assert bench.published()[0] == 3
 
 
 def test_every_process_is_told_to_end(bench: Bench) -> None:

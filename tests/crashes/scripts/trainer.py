@@ -3,7 +3,8 @@
 The environment: `RUN`, the folder; `PLAN`, JSON with ``until`` (steps), ``at`` (an event, or ``copy``: half of a copy),
 ``count`` (which of them) and ``who`` (``trainer``, ``writer``, ``both``, ``pause`` to wait for the test). ``stops`` is
 a step in which the writer is made to stand still, and from which on nothing waits for a save. A line is written for
-each event, with one system call.
+each event, with one system call. ``goes_on`` is the number of staged saves at which the writer moves again, and the
+trainer then waits for what the plan does. ``keep`` is how many checkpoints stay.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from spotsafe.events import Event
 from tests.writer.processes import writers
 
 plan: dict[str, Any] = json.loads(os.environ["PLAN"])
-left = [plan.get("count", 1)]
+left, staged = [plan.get("count", 1)], [0]
 lock = threading.Lock()
 
 
@@ -50,6 +51,10 @@ class Striking:
     def emit(self, event: Event) -> None:
         name = type(event).__name__
         say(name, getattr(event, "step", ""), getattr(event, "checkpoint", getattr(event, "message", "")))
+        if name == "SaveStaged":
+            staged[0] += 1
+            if staged[0] == plan.get("goes_on"):
+                os.kill(writers()[0], signal.SIGCONT)
         with lock:
             if name != plan.get("at") or left[0] == 0:
                 return
@@ -84,7 +89,7 @@ def main() -> None:
         os.environ["RUN"],
         state=weights,
         save_every=1,
-        keep=3,
+        keep=plan.get("keep", 3),
         watch=None,
         writer=plan.get("writer", "process"),
         events=Striking(),
@@ -97,6 +102,8 @@ def main() -> None:
                 run.wait()
             if step == plan.get("stops"):
                 os.kill(writers()[0], signal.SIGSTOP)
+            while staged[0] == plan.get("goes_on") and left[0]:
+                time.sleep(0.005)
             for one in weights.values():
                 one.fill_(step + 1)
     say("ended")
