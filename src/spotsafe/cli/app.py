@@ -26,6 +26,8 @@ _COMMANDS = {
     "unpin": "unpin",
     "export": "export",
     "import": "import_",
+    "watch": "watch",
+    "fake-metadata": "fake_metadata",
 }
 """Name of each command -> its module."""
 
