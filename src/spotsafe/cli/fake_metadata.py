@@ -48,4 +48,3 @@ def command(cloud: str, *, notice_in: float, ahead: float, action: str, port: in
 
 def _say(line: str) -> None:
     click.echo(line)
-    click.get_text_stream("stdout").flush()
