@@ -70,7 +70,7 @@ NORMAL: list[Event] = [
     RestoreFinished(checkpoint=NAME, seconds=1.0),
     RESUMED,
     INTERVAL,
-    FirstStep(step=301, seconds_since_start=1.0),
+    FirstStep(step=301, seconds_since_start=1.0, parts={"read": 0.75, "loaded": 0.25}),
     SaveStarted(checkpoint=NEWEST, step=1000, reason="interval"),
     SaveStaged(checkpoint=NEWEST, total_bytes=10, blocked_s=0.1),
     FileWritten(checkpoint=NEWEST, file="data-00000-000.safetensors", total_bytes=10),
@@ -378,24 +378,22 @@ def collected(*events: Event, rank: int = 0) -> list[tuple[int, str]]:
 
 
 def test_the_log_has_every_event() -> None:
-    """The lines at INFO or WARNING, the rest at DEBUG, a published checkpoint at INFO."""
+    """The lines at INFO or WARNING, the rest at DEBUG, the first step and a published checkpoint at INFO."""
     records = collected(*NORMAL, Warned(message="one"))
 
     assert [level for level, _ in records] == [
         *[logging.DEBUG] * 3,
-        logging.INFO,
-        logging.INFO,
-        *[logging.DEBUG] * 4,
+        *[logging.INFO] * 3,
+        *[logging.DEBUG] * 3,
         logging.INFO,
         *[logging.DEBUG] * 2,
         logging.INFO,
         logging.WARNING,
     ]
     assert records[0][1] == f"RestoreStarted checkpoint={NAME} total_bytes=10"
-    assert [f"spotsafe: {text}" for level, text in records if level == logging.INFO][::3] == [
-        LINES[0],
-        LINES[2],
-    ]
+    informed = [f"spotsafe: {text}" for level, text in records if level == logging.INFO]
+    assert (informed[0], informed[-1]) == (LINES[0], LINES[2])
+    assert informed[2].endswith("FirstStep step=301 seconds_since_start=1.0 parts=(read: 0.75, loaded: 0.25)")
 
 
 def test_other_ranks_log_quietly() -> None:

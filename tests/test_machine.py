@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from spotsafe.machine import meminfo, memory_groups, memory_now
+from spotsafe.machine import meminfo, memory_groups, memory_now, process_age_s
 from spotsafe.policy.staging_memory import Group, Memory
 
 GIB = 1 << 30
@@ -115,3 +116,23 @@ def test_this_machine() -> None:
     """Something is left, and less than all of it."""
     left = memory_now().left
     assert left is None or 0 <= left < 1 << 50
+
+
+def test_the_age_of_this_process() -> None:
+    """As the system has it, which counts from before the interpreter began."""
+    age = process_age_s()
+    assert age is not None
+    assert 0 < age < 24 * 3600
+
+
+def test_the_age_of_a_made_up_process(tree: Tree) -> None:
+    """The program's name may look like fields; whatever makes no sense is no age."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    tree.put(tree.proc / "self/stat", f"7 (a) b) S {' 0' * 18} {100 * ticks} 0 0\n")
+    assert process_age_s(proc=tree.proc) is None
+    tree.put(tree.proc / "uptime", "107.25 3.00\n")
+    assert process_age_s(proc=tree.proc) == 7.25
+    tree.put(tree.proc / "uptime", "99.25 3.00\n")
+    assert process_age_s(proc=tree.proc) == 0.0
+    tree.put(tree.proc / "self/stat", "7 (a) S 0\n")
+    assert process_age_s(proc=tree.proc) is None

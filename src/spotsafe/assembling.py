@@ -39,6 +39,7 @@ from spotsafe.reclaim.watcher import Watch
 from spotsafe.safepoint import SafePoints
 from spotsafe.saver import Lineage, Saver
 from spotsafe.session_state import SessionState
+from spotsafe.startup import CLAIMED, LOADED, READ, WAITED, Startup
 from spotsafe.storage.open import Reopening, same_place
 from spotsafe.storage.store import Store
 from spotsafe.tracking import Tracker
@@ -69,7 +70,7 @@ def begin_attempt(setting: Setting) -> Attempt:
         SpotsafeError: see `claim_attempt` and `load_newest`; nothing keeps running then.
     """
     options, fanout = setting.options, setting.fanout
-    entered_at = options.clock.monotonic()
+    startup = Startup(options.clock)
     emit = once(fanout.emit)
     decoded: Decoded = {}  # the newest index is read before the claim and after it, and mostly is the same
     refuse_parent(setting.store)
@@ -82,6 +83,7 @@ def begin_attempt(setting: Setting) -> Attempt:
             limit_s=options.drain_timeout.total_seconds(),
             emit=fanout.emit,
         )
+        startup.done(WAITED)
         claimed = claim_attempt(
             setting.store,
             options=options,
@@ -93,14 +95,15 @@ def begin_attempt(setting: Setting) -> Attempt:
         progress = _Progress(claimed.furthest_step)
         _start_ledger(setting, claimed, progress, stack)
         writer = _start_writer(setting, claimed, stack)
+        startup.done(CLAIMED)
         opened = load_newest(setting.store, claimed, emit=emit, decoded=decoded, clock=options.clock)
+        startup.done(READ)
         initialized = _initialize(setting, opened, emit=emit)
         state = _restore(setting, opened, emit=emit)
         progress.positions = state.positions
         setting.values.update(state.values)
-        attempt = _connect(
-            setting, opened, state, watch=watch, writer=writer, entered_at=entered_at, stack=stack
-        )
+        startup.done(LOADED)
+        attempt = _connect(setting, opened, state, watch=watch, writer=writer, startup=startup, stack=stack)
         fanout.emit(_started(setting, opened, state, watch, initialized))
         attempt.cleanup = stack.pop_all()
         return attempt
@@ -237,7 +240,7 @@ def _connect(
     *,
     watch: Watch,
     writer: Writer,
-    entered_at: float,
+    startup: Startup,
     stack: ExitStack,
 ) -> Attempt:
     """Make the parts and join them; what has to be closed goes on `stack`."""
@@ -263,7 +266,7 @@ def _connect(
         on_reclaim=options.on_reclaim,
         exit_code=options.exit_code,
         drain_timeout_s=options.drain_timeout.total_seconds(),
-        entered_at=entered_at,
+        startup=startup,
     )
     loops = Loops(
         engine=points,

@@ -24,6 +24,7 @@ from spotsafe.events import (
     CheckpointPublished,
     DeleteRefused,
     Event,
+    FirstStep,
     IntervalChosen,
     LoopStopped,
     NoticeCancelled,
@@ -42,7 +43,7 @@ ENVIRONMENT = "SPOTSAFE_LOG"
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 _SHOWN = 4  # names in a line
-_INFO = (CheckpointPublished, NoticeCancelled, LoopStopped)
+_INFO = (CheckpointPublished, FirstStep, NoticeCancelled, LoopStopped)
 """Events that have no line of their own, but are worth more than debugging."""
 
 
@@ -162,8 +163,14 @@ class LogSink:
 
 def describe(event: Event) -> str:
     """An event as one line for a log: ``SaveStarted checkpoint=... step=300 reason=interval``."""
-    parts = (f"{field.name}={getattr(event, field.name)}" for field in fields(event))
+    parts = (f"{field.name}={_worth(getattr(event, field.name))}" for field in fields(event))
     return " ".join((type(event).__name__, *parts))
+
+
+def _worth(value: object) -> object:
+    if isinstance(value, Mapping):  # seconds of parts
+        return "(" + ", ".join(f"{part}: {seconds:.2f}" for part, seconds in value.items()) + ")"
+    return value
 
 
 def configure_logging(environ: Mapping[str, str] | None = None) -> None:

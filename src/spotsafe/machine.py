@@ -1,4 +1,4 @@
-"""How much memory this machine, and the container around this process, can still give.
+"""What this machine says of itself: how much memory it and its control groups can give, how old this process is.
 
 Sources, of the kernel's documentation (docs.kernel.org):
     admin-guide/cgroup-v2, "Memory Interface Files": ``memory.max``, ``memory.current``, and in ``memory.stat``
@@ -54,6 +54,20 @@ def memory_now(
         groups=tuple(memory_groups(proc=proc, cgroup=cgroup)),
         ranks=next((int(env[name]) for name in _LOCAL_RANKS if env.get(name, "").isdigit()), 1),
     )
+
+
+def process_age_s(*, proc: Path = PROC) -> float | None:
+    """Seconds since this process began; None where the system does not tell.
+
+    Of filesystems/proc: the 22nd field of ``stat`` is the time after boot in clock ticks, ``uptime`` that of now in
+    seconds. The name of the program, in brackets, may hold anything.
+    """
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        began = int((proc / "self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
+            "SC_CLK_TCK"
+        )
+        return max(0.0, float((proc / "uptime").read_text().split()[0]) - began)
+    return None
 
 
 def meminfo(name: str, *, proc: Path = PROC) -> int | None:

@@ -22,6 +22,7 @@ from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.notice import ReclaimNotice
 from spotsafe.reclaim.watcher import Watch
 from spotsafe.saver import Saver
+from spotsafe.startup import STEPPED, Startup
 from spotsafe.telling import Telling
 
 _PATIENT_ONCE = frozenset({"asked", "risk"})
@@ -45,8 +46,7 @@ class SafePoints:
     on_reclaim: OnReclaim
     exit_code: int
     drain_timeout_s: float
-    entered_at: float
-    """When the session was entered, by `clock.monotonic`."""
+    startup: Startup
     leaving: bool = False
     """The final save is made and the loops only have to end (``on_reclaim="return"``)."""
     _asked: dict[str, float] | None = None
@@ -371,5 +371,6 @@ class SafePoints:
     def _say_first_step(self) -> None:
         if not self._first_step_said and self.did_something:
             self._first_step_said = True
-            seconds = self.clock.monotonic() - self.entered_at
-            self.emit(events.FirstStep(step=self._step, seconds_since_start=seconds))
+            self.startup.done(STEPPED)
+            seconds, parts = self.startup.seconds, self.startup.parts
+            self.emit(events.FirstStep(step=self._step, seconds_since_start=seconds, parts=parts))

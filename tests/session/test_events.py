@@ -174,6 +174,12 @@ def test_the_story_of_a_run_in_events() -> None:
         *save,
         "RunEnded",
     ]
+    [first_step] = second.of(ev.FirstStep)
+    parts = ["before the session", "waited for a writer", "claimed", "read", "loaded", "first step"]
+    assert list(first_step.parts)[-len(parts[1:]) :] == parts[1:]
+    in_session = [first_step.parts[part] for part in parts[1:]]
+    assert min(in_session) >= 0
+    assert sum(in_session) == pytest.approx(first_step.seconds_since_start)
     [started] = second.of(ev.RunStarted)
     assert (started.attempt, started.step, started.url) == (2, 4, store.url)
     assert started.resumed_from == second.of(ev.RestoreFinished)[0].checkpoint
