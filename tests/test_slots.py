@@ -105,3 +105,23 @@ def test_what_is_being_written_from_is_not_closed() -> None:
     both.close(idle=True)
     with pytest.raises(ValueError, match="released"):
         used.view[:1]
+
+
+def test_memory_is_touched_before_the_first_save_only() -> None:
+    """It is what that save is staged in; nothing is where the state is streamed, or once a slot is there."""
+    both, _ = slots(2)
+    both.prepare(PAGE)
+    both.touch()
+    [arena] = both._unused
+    both.touch()
+    assert both._unused == [arena]
+    assert both.take(name(1)).arena is arena
+    both.touch()
+    assert both._unused == []
+    both.close(idle=True)
+    streaming = Slots(
+        choose=lambda needed, beside: SlotChoice(count=1, size=needed, streams=True), shared=False
+    )
+    streaming.prepare(PAGE)
+    streaming.touch()
+    assert streaming._unused == []

@@ -106,6 +106,10 @@ class SafePoints:
             if reason is not None:
                 # Nobody sees the end of a loop of the program's own, and the code behind it may write.
                 self._save_now(reason, beside=self.moments.positions.where != MANUAL)
+            elif (
+                self.did_something and not self.saver.ready
+            ):  # with the first step an optimizer has its state
+                self._get_ready()
         notice = self.watch.notice  # also one that came while a save waited for the writer
         if notice is not None:
             self._take_results()
@@ -243,6 +247,10 @@ class SafePoints:
             elif once and patient and not self.notice_pending:
                 self._waited_in_vain = True
                 self._say_late()
+
+    def _get_ready(self) -> None:
+        with child_deaths_deferred():
+            self.saver.get_ready(lambda: self.moments.present(nonfinite=self.saver.lineage.nonfinite_before))
 
     def _save(
         self,

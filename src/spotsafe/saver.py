@@ -5,6 +5,7 @@ When to save is `policy.interval`'s decision, what can be saved is known in `mom
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,6 +91,8 @@ class Saver:
     """One line for each save of this attempt that failed."""
     newest: str | None = field(init=False)
     """Name of the newest checkpoint that this attempt published; before that, of the one it resumed from."""
+    ready: bool = False
+    """Whether the first save was planned, or made."""
     cost: SaveCost | None = None
     """What the last published save cost."""
     _overdue: bool = False
@@ -197,6 +200,19 @@ class Saver:
         before = self.lineage.nonfinite_before | made
         self.lineage = replace(self.lineage, nonfinite_before=before)
 
+    def get_ready(self, session: Callable[[], Mapping[str, Any]]) -> None:
+        """Plan the first save and let its memory be touched in the background: it blocks no longer than later ones.
+
+        Args:
+            session: the session's own state, as of `save`.
+        """
+        self.ready = True
+        with contextlib.suppress(Exception):  # whatever cannot be saved, the save itself tells of
+            capture, idle = self._frozen.split(self.tracker.capture(session=session()))
+            plan = self._plans.plan(capture.tensors, rank=self.identity.rank)
+            if self._slots.prepare(plan.arena_size, beside=self._frozen.size_of(idle)) is not None:
+                self._slots.touch()
+
     def save(
         self,
         session: Mapping[str, Any],
@@ -219,6 +235,7 @@ class Saver:
             False if it is postponed, since saves are still in flight, whose memory it needs.
         """
         self._take_stock()
+        self.ready = True
         began = self.clock.monotonic()
         if not self.has_room:
             self._postpone(step, reason=reason)

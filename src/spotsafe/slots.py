@@ -88,6 +88,14 @@ class Slots:
         lease = self._leases[save] = Lease(arena)
         return lease
 
+    def touch(self) -> None:
+        """After `prepare`: have the memory of the first save there before it is needed."""
+        assert self.choice is not None, "prepared"
+        if not self._unused and not self._leases and not self.choice.streams:
+            arena = self.new(self.choice.size)
+            self._unused.append(arena)
+            arena.touch()
+
     def new(self, size: int) -> Arena:
         """Memory of the same kind that is no slot."""
         return Arena(size, shared=self.shared)

@@ -16,7 +16,7 @@ import spotsafe
 from spotsafe import assembling, events as ev
 from spotsafe.checkpoint.candidates import candidates, look
 from spotsafe.checkpoint.verify import verify
-from spotsafe.errors import StorageUnavailable
+from spotsafe.errors import StorageUnavailable, UnsupportedState
 from spotsafe.loading import decode, with_selected
 from spotsafe.policy.staging_memory import SlotChoice
 from spotsafe.slots import Slots
@@ -106,6 +106,33 @@ def test_a_process_writes_them_in_order(tmp_path: Path) -> None:
     numbers = count.numbers(store)
     assert numbers == {step: {step} for step in numbers}
     assert {4, 5, 7, 12} <= numbers.keys()
+
+
+def test_the_first_save_finds_its_memory_touched(gate: Gate) -> None:
+    """Behind the first step, if nothing is saved there, it is planned: the optimizer has its state by then."""
+    program, kept = Program(width=1500), list[Any]()
+    with program.session(gate, save_every=None) as run:
+        for step, batch in run.steps(program.loader, until=3):
+            program.train(step, batch)
+            kept.append(list(run._attempt.saver._slots._unused))  # type: ignore[union-attr] # it is started
+        run.save()
+        run.wait()
+        [arena] = run._attempt.saver._slots._unused  # type: ignore[union-attr] # as above
+        size = sum(one.numel() * 4 for one in program.model.parameters())
+        assert (kept[0], kept[1], kept[2]) == ([], [arena], [arena])
+        assert arena.size > 3 * size
+
+
+def test_what_cannot_be_saved_is_told_by_the_save() -> None:
+    """Not by the look ahead of it: a program that saves nothing never hears of it."""
+    program = Program()
+    with pytest.raises(UnsupportedState), program.session(MemoryStore(), save_every=None) as run:
+        for step, batch in run.steps(program.loader, until=3):
+            program.train(step, batch)
+            run.values["late"] = object() if step == 0 else run.values["late"]
+            if step == 2:
+                assert run._attempt.saver.ready  # type: ignore[union-attr] # it is started
+                run.save()
 
 
 def failing(*steps: int) -> FailingStore:

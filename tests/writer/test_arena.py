@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import platform
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from spotsafe.writer.arena import PAGE, Arena, can_share, shared_arena
+from tests.writer.processes import until
 
 KINDS = [
     False,
@@ -166,4 +171,53 @@ def test_memory_is_taken_only_when_written(shared: bool) -> None:
     before = resident()
     arena = Arena(1 << 30, shared=shared)
     assert resident() - before < 64 << 20
+    arena.close()
+
+
+def resident_bytes(arena: Arena) -> int:
+    """Of its memory, what is there by now."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(arena.view))
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            start, end = (int(one, 16) for one in first.split("-"))
+            inside = start <= address < end
+        elif inside and first == "Rss:":
+            return int(line.split()[1]) * 1024
+    raise LookupError(hex(address))
+
+
+needs_populate = pytest.mark.skipif(
+    tuple(map(int, platform.release().split(".")[:2])) < (5, 14) if sys.platform == "linux" else True,
+    reason="only Linux 5.14 and later touches memory for us",
+)
+
+
+@needs_populate
+def test_memory_that_is_touched_is_there(shared: bool) -> None:
+    """In the background, and once; what lies in it is zero as before."""
+    arena = Arena(64 << 20, shared=shared)
+    assert resident_bytes(arena) < arena.size
+    arena.touch()
+    arena.touch()
+    until(lambda: resident_bytes(arena) >= arena.size, what="touched")
+    assert not any(arena.view[:: PAGE * 7])
+    arena.close()
+
+
+def test_memory_that_is_closed_while_it_is_touched(shared: bool) -> None:
+    """Nothing is touched that is not its own any more, and no thread is left."""
+    for _ in range(20):
+        arena = Arena(256 << 20, shared=shared)
+        arena.touch()
+        arena.close()
+    assert not [one for one in threading.enumerate() if one.name == "spotsafe-touch"]
+
+
+def test_little_memory_is_not_worth_a_thread() -> None:
+    """Tests and tiny models have none."""
+    arena = Arena(PAGE)
+    arena.touch()
+    assert not [one for one in threading.enumerate() if one.name == "spotsafe-touch"]
     arena.close()

@@ -8,9 +8,15 @@ import itertools
 import mmap
 import os
 import sys
+import threading
 import weakref
 
 PAGE = 4096
+_WORTH_TOUCHING = 16 << 20
+_AT_ONCE = 32 << 20
+"""Bytes that are touched by one call: meanwhile no thread of the process can map or unmap memory."""
+_MADV_POPULATE_WRITE = 23
+"""Of Linux 5.14, madvise(2); the module `mmap` does not have it."""
 
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 _shared: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
@@ -58,16 +64,36 @@ class Arena:
             self._map.madvise(mmap.MADV_DONTFORK)
             _maps.add(self._map)
         self._pid = os.getpid()
+        self._touching: threading.Thread | None = None
+        self._over = threading.Event()
         self.view = memoryview(self._map)
         if self.fd is not None:
             _shared[self.number] = self
             self._closing = weakref.finalize(self, _close_here, self.fd, self._pid)
             self._closing.atexit = False
 
+    def touch(self) -> None:
+        """Let the pages be there before they are needed, in the background; where that cannot be done, nothing.
+
+        The first write to a page takes several times as long as the next one.
+        """
+        if self._touching is not None or self.size < _WORTH_TOUCHING or sys.platform != "linux":
+            return
+        self._touching = threading.Thread(
+            target=_touch, args=(self._map, self.size, self._over), name="spotsafe-touch", daemon=True
+        )
+        try:
+            self._touching.start()
+        except RuntimeError:  # no thread to be had
+            self._touching = None
+
     def close(self) -> None:
         """Give the memory back: at once, or as soon as the last array over it is gone. Nothing in a forked child."""
         if os.getpid() != self._pid:
             return
+        self._over.set()
+        if self._touching is not None:
+            self._touching.join()
         if self.fd is not None:
             self._closing()
             self.fd = None
@@ -92,6 +118,16 @@ def shared_arena(view: memoryview) -> Arena | None:
 def open_numbers() -> frozenset[int]:
     """The numbers of the shared arenas of this process that are not closed."""
     return frozenset(arena.number for arena in list(_shared.values()) if arena.fd is not None)
+
+
+def _touch(memory: mmap.mmap, size: int, over: threading.Event) -> None:
+    """Held by this thread, the memory stays mapped. Unlike a method of `mmap`, a call by `ctypes` stops nobody."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for start in range(0, size, _AT_ONCE):
+        if over.is_set() or advise(address + start, min(_AT_ONCE, size - start), _MADV_POPULATE_WRITE):
+            return
 
 
 _OPEN_FILES = "/proc/self/fd"
