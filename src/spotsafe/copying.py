@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from spotsafe.checkpoint.layout import CheckpointName
@@ -113,11 +114,13 @@ class Copier:
                 self.hears.discarded(due)
 
         try:
-            self.overlap.begin(due.plan, due.capture, lease.arena.view, chosen, then=then)
-        except RuntimeError:  # no thread to be had
-            chosen = frozenset()
-        try:
             stage(due.plan, due.capture, lease.arena.view, skip=chosen)
+            try:  # after that: the two would only wait for each other
+                ahead = partial(self.writer.prepare, job, lease.arena.view, lease.view_beside)
+                self.overlap.begin(due.plan, due.capture, lease.arena.view, chosen, then=then, ahead=ahead)
+            except RuntimeError:  # no thread to be had
+                stage(due.plan, due.capture, lease.arena.view)
+                chosen = frozenset()
         except BaseException:
             self.overlap.give_up()
             self.hears.given_up(due)
@@ -200,8 +203,7 @@ class Copier:
             raise
 
     def _submit(self, job: SaveJob, lease: Lease, staging: Staging | None = None) -> None:
-        beside = None if lease.beside is None else lease.beside.view
-        self.writer.submit(job, lease.arena.view, beside, staging=staging)
+        self.writer.submit(job, lease.arena.view, lease.view_beside, staging=staging)
 
     def _give_up(self, due: Due) -> None:
         """The save is not to be. If the writer has it all the same, its result tells how it ended."""

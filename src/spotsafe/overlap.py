@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,7 @@ class Overlap:
         self._earned: set[int] = set()
         self._step: int | None = None
         self._running: _Running | None = None
+        self._large: tuple[SavePlan, Mapping[int, int]] | None = None  # of the last plan
         self._lock = threading.RLock()
         self._home = threading.get_ident()
         self._process = os.getpid()
@@ -119,18 +120,30 @@ class Overlap:
         if self._trust.off is not None:
             return frozenset()
         earned, never = self._earned_memory(), self._never()
-        # The plan knows the sizes: to ask fifty thousand small tensors takes longer than to copy them.
-        large = {place.tensor for place in plan.placements if place.nbytes >= LEAST_BYTES} if earned else ()
+        may_be = earned - never
+        sizes = self._large_in(plan) if may_be else {}
+        tensors, waits_for = capture.tensors, self._trust.waits_for
         chosen = frozenset(
             at
-            for at, one in ((at, capture.tensors[at]) for at in large)
-            if one.name not in self._trust.waits_for
-            and can_be_beside(one)
-            and one.tensor.data_ptr() in earned
-            and one.tensor.data_ptr() not in never
+            for at in sizes
+            if tensors[at].name not in waits_for
+            and can_be_beside(tensors[at])
+            and tensors[at].tensor.data_ptr() in may_be
         )
-        nbytes = sum(place.nbytes for place in plan.placements if place.tensor in chosen)
-        return chosen if nbytes >= LEAST_TOTAL_BYTES else frozenset()
+        return chosen if sum(map(sizes.__getitem__, chosen)) >= LEAST_TOTAL_BYTES else frozenset()
+
+    def _large_in(self, plan: SavePlan) -> Mapping[int, int]:
+        """Positions of the tensors with a part that is worth it, and their bytes.
+
+        The plan knows the sizes: to ask fifty thousand small tensors takes longer than to copy them.
+        """
+        if self._large is None or self._large[0] is not plan:
+            sizes = dict.fromkeys((one.tensor for one in plan.placements if one.nbytes >= LEAST_BYTES), 0)
+            for one in plan.placements:
+                if one.tensor in sizes:
+                    sizes[one.tensor] += one.nbytes
+            self._large = plan, sizes
+        return self._large[1]
 
     def _earned_memory(self) -> set[int]:
         """Addresses of the parameters and the state of what stepped, and of averages that follow it."""
@@ -166,15 +179,30 @@ class Overlap:
     # -- one copy ---
 
     def begin(
-        self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: frozenset[int], *, then: Then
+        self,
+        plan: SavePlan,
+        capture: Capture,
+        arena: memoryview,
+        chosen: frozenset[int],
+        *,
+        then: Then,
+        ahead: Callable[[], object] = lambda: None,
     ) -> None:
         """Begin to copy; `settle` calls `then` when it is over.
+
+        Args:
+            plan: of the whole save.
+            capture: what the plan was made of.
+            arena: where the save lies.
+            chosen: what to copy; see `choose`.
+            then: is called in this thread.
+            ahead: is called in the thread that copies, to do what would make `then` wait. What it raises is nobody's.
 
         Raises:
             RuntimeError: there is no thread to be had; nothing was begun.
         """
         assert self._running is None, "two steps never share a slot"
-        copy = BesideCopy(plan, capture, arena, chosen)
+        copy = BesideCopy(plan, capture, arena, chosen, ahead=ahead)
         copy.start()
         self._running, self._home = _Running(copy, then), threading.get_ident()
 

@@ -21,6 +21,11 @@ class Lease:
     beside: Arena | None = None
     """What is frozen, if it was staged too."""
 
+    @property
+    def view_beside(self) -> memoryview | None:
+        """What lies in it."""
+        return None if self.beside is None else self.beside.view
+
 
 @dataclass(slots=True, eq=False)
 class Slots:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from spotsafe.testing.saves import StagedSave, stage, steps_of
 from spotsafe.testing.sinks import RecordingSink
 from spotsafe.writer import process as process_module
 from spotsafe.writer.arena import Arena
+from spotsafe.writer.job import SaveJob
 from spotsafe.writer.process import DEATHS, ProcessWriter, can_run
 from spotsafe.writer.thread import NAME
 from tests.interrupting import interrupt
@@ -367,6 +369,43 @@ def test_two_copies_at_once_have_words_of_their_own(made: Make, run: Path) -> No
 
 
 # -- what it is ---
+
+
+def test_a_message_that_was_made_ahead(made: Make, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent if nothing has been since it was made, and then says the same; else it is made anew."""
+    writer, make, made_for = made(), process_module._message, list[int]()
+
+    def message(sender: Any, job: SaveJob, *rest: Any) -> Any:
+        made_for.append(job.name.step)
+        return make(sender, job, *rest)
+
+    monkeypatch.setattr(process_module, "_message", message)
+    one, two, three = save(1), save(2, frozen=True), save(3)
+    arenas = []
+    for each in (one, two, three):
+        arena = Arena(len(each.arena), shared=True)
+        arena.view[: len(each.arena)] = each.arena
+        arenas.append(arena)
+    first, second, third = arenas
+    writer.prepare(one.job, first.view)
+    write_from(writer, one, first)
+    writer.prepare(three.job, third.view)
+    write_from(writer, two, second)
+    write_from(writer, three, third)
+    assert [result.published for result in writer.poll()] == [True] * 3
+    writer.prepare(save(4).job, third.view)  # and then that save was not to be
+    four = save(5)
+    third.view[: len(four.arena)] = four.arena
+    write_from(writer, four, third)
+    assert published(run) == [5, 3]
+    assert made_for == [1, 3, 2, 3, 4, 5]
+    for arena in arenas:
+        arena.close()
+
+
+def write_from(writer: ProcessWriter, one: StagedSave, arena: Arena) -> None:
+    writer.submit(one.job, arena.view, one.frozen)
+    assert writer.drain(PATIENCE_S)
 
 
 def test_it_is_nobodys_burden(made: Make, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -95,11 +96,22 @@ class Watched:
 class BesideCopy(Watched):
     """Copies them in a thread of its own, which changes nothing of torch's. Arguments as of `Watched`.
 
+    What else that thread can do for the save, `ahead` does.
+
     Until `wait` has returned and nobody `moved`, the arena holds no state: the program may write at any time.
     """
 
-    def __init__(self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: Collection[int]) -> None:
+    def __init__(
+        self,
+        plan: SavePlan,
+        capture: Capture,
+        arena: memoryview,
+        chosen: Collection[int],
+        *,
+        ahead: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__(plan, capture, arena, chosen)
+        self._ahead = ahead
         self._samples = [_sample(move.source, move.nbytes) for move in self._moves]
         self._differing: list[str] = []
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
@@ -132,6 +144,8 @@ class BesideCopy(Watched):
                 _copy(target, source, nbytes)
             if _sample(move.target, move.nbytes) != sample:
                 self._differing.append(self._names[move.tensor])
+        with contextlib.suppress(Exception):  # it is done again where it is needed
+            self._ahead()
 
 
 def can_be_beside(one: NamedTensor) -> bool:

@@ -102,6 +102,18 @@ class _Flying:
     """Of the words that tell how far its copy is."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A message that was made ahead, for a save that lies in shared memory."""
+
+    job: SaveJob
+    sender: wire.Sender
+    """What the process had been sent when it was made: it is right only as long as that is all."""
+    message: wire.Job
+    data: bytes
+    after: wire.Sender
+
+
 class ProcessWriter:
     """Writes saves in another process, in the order in which they are given; see `WriterThread`, which does the same.
 
@@ -147,6 +159,7 @@ class ProcessWriter:
         self._words = Arena(BYTES * MOST_IN_FLIGHT, shared=True)
         self._serial = 0
         self._flying: InFlight[_Flying] = InFlight()
+        self._prepared: _Prepared | None = None
         self._unfinished: list[CheckpointName] = []
         self._undecided = False
         self._deaths = 0
@@ -189,6 +202,17 @@ class ProcessWriter:
         staging = Staging(place_of(self._words.view, place), serial=self._serial, place=place)
         staging.begin()
         return staging
+
+    def prepare(self, job: SaveJob, arena: memoryview, frozen: memoryview | None = None) -> None:
+        """See `WriterThread.prepare`. The message is made, which is sent if nothing else has been sent by then.
+
+        Raises:
+            Exception: as `submit` makes a failed save of; it will find out for itself.
+        """
+        link = self._link
+        main, lent = shared_arena(arena), None if frozen is None else shared_arena(frozen)
+        if main is not None and (lent is None) == (frozen is None):
+            self._prepared = _Prepared(job, link.sender, *_message(link.sender, job, None, main, lent))
 
     def submit(
         self,
@@ -294,16 +318,14 @@ class ProcessWriter:
         try:
             main = _shared(arena, copies, may_copy=staging is None)
             lent = None if frozen is None else _shared(frozen, copies, may_copy=True)
-            message, after = link.sender.job(
-                job,
-                copy=None if staging is None else wire.Copy(place=staging.place, serial=staging.serial),
-                arena=wire.Memory(number=main.number, size=main.size),
-                lent=None if lent is None else wire.Memory(number=lent.number, size=lent.size),
-                there=open_numbers(),
-            )
+            ahead, self._prepared = self._prepared, None
+            if ahead is not None and ahead.job is job and ahead.sender is link.sender and staging is None:
+                message, data, after = ahead.message, ahead.data, ahead.after
+            else:
+                message, data, after = _message(link.sender, job, staging, main, lent)
             open_here = {one.number: one.fd for one in (main, lent) if one is not None}
             new = [fd for one in message.new if (fd := open_here[one.number]) is not None]
-            channel.send(link.ours, wire.encode(message), new)
+            channel.send(link.ours, data, new)
             link.sender = after
         finally:
             for one in copies:
@@ -466,6 +488,19 @@ class ProcessWriter:
     def _kill(self, link: _Link) -> None:
         if link.process is not None:
             link.process.kill()
+
+
+def _message(
+    sender: wire.Sender, job: SaveJob, staging: Staging | None, main: Arena, lent: Arena | None
+) -> tuple[wire.Job, bytes, wire.Sender]:
+    message, after = sender.job(
+        job,
+        copy=None if staging is None else wire.Copy(place=staging.place, serial=staging.serial),
+        arena=wire.Memory(number=main.number, size=main.size),
+        lent=None if lent is None else wire.Memory(number=lent.number, size=lent.size),
+        there=open_numbers(),
+    )
+    return message, wire.encode(message), after
 
 
 def _failed(job: SaveJob, error: BaseException) -> SaveResult:

@@ -78,6 +78,9 @@ class WriterThread:
         """The progress of a copy that is about to begin, for `submit`."""
         return Staging()
 
+    def prepare(self, job: SaveJob, arena: memoryview, frozen: memoryview | None = None) -> None:
+        """Do ahead of `submit`, in any thread, what would take time there; nothing here."""
+
     def submit(
         self,
         job: SaveJob,
