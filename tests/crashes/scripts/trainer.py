@@ -26,7 +26,7 @@ from tests.writer.processes import writers
 
 plan: dict[str, Any] = json.loads(os.environ["PLAN"])
 left, staged = [plan.get("count", 1)], [0]
-lock = threading.Lock()
+lock, struck = threading.Lock(), threading.Event()
 
 
 def say(*words: object) -> None:
@@ -43,6 +43,7 @@ def strike() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     while plan["who"] == "pause":
         time.sleep(0.01)
+    struck.set()
 
 
 class Striking:
@@ -102,8 +103,8 @@ def main() -> None:
                 run.wait()
             if step == plan.get("stops"):
                 os.kill(writers()[0], signal.SIGSTOP)
-            while staged[0] == plan.get("goes_on") and left[0]:
-                time.sleep(0.005)
+            if staged[0] == plan.get("goes_on"):
+                struck.wait()
             for one in weights.values():
                 one.fill_(step + 1)
     say("ended")
