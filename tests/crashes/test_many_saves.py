@@ -51,7 +51,7 @@ def test_many_saves_leave_nothing(tmp_path: Path, writer: str, saves: int) -> No
     assert last["shared"] == first["shared"]
     assert last["descriptors"] == first["descriptors"]
     assert count["SaveStarted"] >= saves
-    assert count["SaveFailed"] == (count["SaveStarted"] + 1) // 10
+    assert count["SaveFailed"] == (count["SaveStarted"] + 4) // 10
     assert count["CheckpointPublished"] + count["SaveFailed"] == count["SaveStarted"]
     assert count["beside another"] > saves // 2
     assert "WriterReplaced" not in count

@@ -7,6 +7,7 @@ descriptors; saves that began while another was in flight; how saves ended so fa
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -42,7 +43,7 @@ class Sabotage:
     def emit(self, event: events.Event) -> None:
         if isinstance(event, events.SaveStarted):
             self.count["beside another"] += self.in_flight > 0
-            if self.count["SaveStarted"] % FAILS_EVERY == FAILS_EVERY - 1:
+            if self.count["SaveStarted"] % FAILS_EVERY == FAILS_EVERY // 2:
                 (RUN / CHECKPOINTS / event.checkpoint).touch()
         elif isinstance(event, events.SaveFailed):
             (RUN / CHECKPOINTS / event.checkpoint).unlink()
@@ -59,9 +60,10 @@ def shared_bytes(pids: list[int]) -> int:
     found = {}
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            if os.readlink(link).startswith("/memfd:spotsafe"):
-                status = link.stat()
-                found[status.st_ino] = status.st_blocks * 512
+            with contextlib.suppress(FileNotFoundError):  # by which this very folder was listed
+                if os.readlink(link).startswith("/memfd:spotsafe"):
+                    status = link.stat()
+                    found[status.st_ino] = status.st_blocks * 512
     return sum(found.values())
 
 
