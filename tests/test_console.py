@@ -70,7 +70,7 @@ NORMAL: list[Event] = [
     RestoreFinished(checkpoint=NAME, seconds=1.0),
     RESUMED,
     INTERVAL,
-    FirstStep(step=301, seconds_since_start=1.0, parts={"read": 0.75, "loaded": 0.25}),
+    FirstStep(step=301, seconds_since_start=1.0, parts=(("read", 0.75), ("loaded", 0.25))),
     SaveStarted(checkpoint=NEWEST, step=1000, reason="interval"),
     SaveStaged(checkpoint=NEWEST, total_bytes=10, blocked_s=0.1),
     FileWritten(checkpoint=NEWEST, file="data-00000-000.safetensors", total_bytes=10),

@@ -168,8 +168,8 @@ def describe(event: Event) -> str:
 
 
 def _worth(value: object) -> object:
-    if isinstance(value, Mapping):  # seconds of parts
-        return "(" + ", ".join(f"{part}: {seconds:.2f}" for part, seconds in value.items()) + ")"
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):  # seconds of parts
+        return "(" + ", ".join(f"{part}: {seconds:.2f}" for part, seconds in value) + ")"
     return value
 
 

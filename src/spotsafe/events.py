@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 _log = logging.getLogger(__name__)
@@ -103,8 +103,8 @@ class FirstStep(Event):
     step: int
     seconds_since_start: float
     """Seconds since the session was entered."""
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each part of the start, in order, from the beginning of the process on; see `spotsafe.startup`."""
+    parts: tuple[tuple[str, float], ...] = ()
+    """Name and seconds of each part of the start, from the beginning of the process on; see `spotsafe.startup`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

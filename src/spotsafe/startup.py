@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from spotsafe.clock import Clock
 from spotsafe.machine import process_age_s
 
@@ -32,9 +30,9 @@ class Startup:
         self._parts[part], self._last = now - self._last, now
 
     @property
-    def parts(self) -> Mapping[str, float]:
-        """Seconds of each, in order."""
-        return dict(self._parts)
+    def parts(self) -> tuple[tuple[str, float], ...]:
+        """Name and seconds of each, in order."""
+        return tuple(self._parts.items())
 
     @property
     def seconds(self) -> float:

@@ -176,8 +176,8 @@ def test_the_story_of_a_run_in_events() -> None:
     ]
     [first_step] = second.of(ev.FirstStep)
     parts = ["before the session", "waited for a writer", "claimed", "read", "loaded", "first step"]
-    assert list(first_step.parts)[-len(parts[1:]) :] == parts[1:]
-    in_session = [first_step.parts[part] for part in parts[1:]]
+    assert list(dict(first_step.parts))[-len(parts[1:]) :] == parts[1:]
+    in_session = [dict(first_step.parts)[part] for part in parts[1:]]
     assert min(in_session) >= 0
     assert sum(in_session) == pytest.approx(first_step.seconds_since_start)
     [started] = second.of(ev.RunStarted)

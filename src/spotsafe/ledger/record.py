@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,6 +268,4 @@ def _plain(value: object) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
-    if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(one) for key, one in value.items()}
     return value if value is None or isinstance(value, bool | int) else _plain(repr(value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from spotsafe import events
@@ -83,7 +83,7 @@ _SAMPLES: dict[object, object] = {
     float: 1.5,
     bool: True,
     tuple[str, ...]: ("one", "two"),
-    Mapping[str, float]: {"one": 1.5, "two": 0.0},
+    tuple[tuple[str, float], ...]: (("one", 1.5), ("two", 0.0)),
 }
 
 
