@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from spotsafe.machine import meminfo, memory_groups, memory_now, process_age_s
+from spotsafe.machine import meminfo, memory_groups, memory_now, process_age_s, touch
 from spotsafe.policy.staging_memory import Group, Memory
 
 GIB = 1 << 30
@@ -136,3 +140,22 @@ def test_the_age_of_a_made_up_process(tree: Tree) -> None:
     assert process_age_s(proc=tree.proc) == 0.0
     tree.put(tree.proc / "self/stat", "7 (a) S 0\n")
     assert process_age_s(proc=tree.proc) is None
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of Linux")
+def test_touching_leaves_what_is_there() -> None:
+    """Only the pages come; part of one is enough."""
+    data = bytearray(b"x" * 100_000)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+    assert touch(address + 5, 90_000) or _kernel() < (5, 14)
+    assert data == b"x" * 100_000
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of Linux")
+def test_memory_that_is_not_there_cannot_be_touched() -> None:
+    """It is said; nobody is killed for it."""
+    assert touch(1 << 12, 1 << 20) is False

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from spotsafe.storage.local import LocalStore
 from spotsafe.storage.remote import FsspecStore
-from spotsafe.storage.store import Entry, Store
+from spotsafe.storage.store import Entry, Store, reads_in_place
 from spotsafe.storage.wrapping import READS, WRITES, Operation, WrappingStore
+from spotsafe.testing.memory import MemoryStore
 
 T = TypeVar("T")
 
@@ -76,3 +77,9 @@ def test_every_method_goes_through_around_once(tmp_path: Path) -> None:
     ]
     assert store.url == str(tmp_path)
     assert len(store.noted) == 12
+
+
+def test_what_the_inner_store_says_of_itself_stays(tmp_path: Path) -> None:
+    """A local disk is read in place, through any number of wrappers; one that says nothing is not."""
+    assert reads_in_place(WrappingStore(WrappingStore(LocalStore(tmp_path))))
+    assert not reads_in_place(WrappingStore(MemoryStore()))

@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from spotsafe.checkpoint.digest import block_digest
+from spotsafe.checkpoint.digest import new_block_digest
 from spotsafe.checkpoint.index_values import FileEntry
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.checkpoint.read_progress import ReadProgress
@@ -54,23 +54,30 @@ def check_size(store: Store, name: CheckpointName, entry: FileEntry) -> None:
         raise DamagedCheckpoint(checkpoint=str(name), file=entry.shown(), reason=reason)
 
 
-def read_block(store: Store, name: CheckpointName, block: Block, buffer: memoryview) -> None:
-    """Fill `buffer`, of the block's size, with its verified bytes.
+def read_block(store: Store, name: CheckpointName, block: Block, *buffers: memoryview) -> None:
+    """Fill buffers, which one behind the other have the block's size, with its verified bytes.
+
+    What was read is digested before the next of them is filled: those that nobody asks for may be the same memory.
 
     Raises:
         DamagedCheckpoint: the bytes differ from what was published, or end too soon, also at a second read.
         StorageNotFound: the file is not there.
         StorageError: it could not be read.
     """
+    assert sum(map(len, buffers)) == block.size
     reason = ""
     where = f"bytes {block.start} to {block.start + block.size}"
     for _ in range(2):  # what a second read over sees too is damage
+        digest, at = new_block_digest(), block.start
         try:
-            store.read_into(block.path, block.start, buffer)
+            for buffer in buffers:
+                store.read_into(block.path, at, buffer)
+                digest.update(buffer)
+                at += len(buffer)
         except StorageShort as error:
             reason = f"is too short: {where} cannot be read ({error})"
             continue
-        if block_digest(buffer) == block.digest:
+        if digest.hexdigest() == block.digest:
             return
         reason = f"{where} are not what was published"
     raise DamagedCheckpoint(checkpoint=str(name), file=block.file, reason=reason)

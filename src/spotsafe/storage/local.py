@@ -88,6 +88,11 @@ class LocalStore:
         """Whether `create` is atomic on this file system; None before it has created anything."""
         return self._exclusive
 
+    @property
+    def in_place(self) -> bool:
+        """Reading needs no request."""
+        return True
+
     # -- writing
 
     def put(self, path: str, data: bytes) -> None:

@@ -33,12 +33,23 @@ def creates_exclusively(store: Store) -> bool | None:
     return answer
 
 
+def reads_in_place(store: Store) -> bool:
+    """What a store says of its `read_into`: the value of its attribute ``in_place``, false if it has none.
+
+    Returns:
+        True: a call costs no more than the copy of its bytes, as on a local disk. What belongs to several places is
+        then read to each of them, instead of whole into one and copied from there.
+    """
+    answer: bool = getattr(store, "in_place", False)
+    return answer
+
+
 @runtime_checkable
 class Store(Protocol):
     """Objects under one root. Safe to use from several threads.
 
     A store may have an attribute ``exclusive``; see `creates_exclusively`. One whose `create` looks and then
-    writes must have it: no trial from outside can find that out.
+    writes must have it: no trial from outside can find that out. It may have ``in_place``; see `reads_in_place`.
     """
 
     @property

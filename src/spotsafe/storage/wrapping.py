@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from spotsafe.storage.store import Entry, Store, creates_exclusively
+from spotsafe.storage.store import Entry, Store, creates_exclusively, reads_in_place
 
 T = TypeVar("T")
 
@@ -49,6 +49,11 @@ class WrappingStore:
     def exclusive(self) -> bool | None:
         """What the inner store says of its `create`."""
         return creates_exclusively(self.inner)
+
+    @property
+    def in_place(self) -> bool:
+        """What the inner store says of its `read_into`."""
+        return reads_in_place(self.inner)
 
     def put(self, path: str, data: bytes) -> None:
         """See `Store.put`."""

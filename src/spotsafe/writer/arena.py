@@ -11,12 +11,12 @@ import sys
 import threading
 import weakref
 
+from spotsafe.machine import touch
+
 PAGE = 4096
 _WORTH_TOUCHING = 16 << 20
 _AT_ONCE = 32 << 20
 """Bytes that are touched by one call: meanwhile no thread of the process can map or unmap memory."""
-_MADV_POPULATE_WRITE = 23
-"""Of Linux 5.14, madvise(2); the module `mmap` does not have it."""
 
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 _shared: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
@@ -121,12 +121,10 @@ def open_numbers() -> frozenset[int]:
 
 
 def _touch(memory: mmap.mmap, size: int, over: threading.Event) -> None:
-    """Held by this thread, the memory stays mapped. Unlike a method of `mmap`, a call by `ctypes` stops nobody."""
+    """Held by this thread, the memory stays mapped."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start in range(0, size, _AT_ONCE):
-        if over.is_set() or advise(address + start, min(_AT_ONCE, size - start), _MADV_POPULATE_WRITE):
+        if over.is_set() or not touch(address + start, min(_AT_ONCE, size - start)):
             return
 
 
