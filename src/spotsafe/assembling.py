@@ -105,6 +105,7 @@ def begin_attempt(setting: Setting) -> Attempt:
         startup.done(LOADED)
         attempt = _connect(setting, opened, state, watch=watch, writer=writer, startup=startup, stack=stack)
         fanout.emit(_started(setting, opened, state, watch, initialized))
+        progress.started = True
         attempt.cleanup = stack.pop_all()
         return attempt
 
@@ -143,6 +144,8 @@ class _Progress:
 
     reached_before: int
     positions: Positions | None = None
+    started: bool = False
+    """From then on the attempt tells how it ends, also if something goes wrong in its clean-up."""
 
     def __call__(self) -> int:
         now = 0 if self.positions is None else self.positions.total
@@ -163,7 +166,7 @@ def _start_ledger(setting: Setting, claimed: Claimed, progress: _Progress, stack
     stack.callback(ledger.close)
 
     def record_failed_start(_: object, error: BaseException | None, __: object) -> None:
-        if error is None:
+        if error is None or progress.started:
             return
         if isinstance(error, RestartLoop):  # Python prints no message of a SystemExit with a code
             fanout.emit(ev.Warned(message=str(error)))

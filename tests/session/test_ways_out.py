@@ -19,6 +19,7 @@ from spotsafe import events as ev
 from spotsafe.clock import SystemClock
 from spotsafe.errors import EXIT_SUPERSEDED
 from spotsafe.reclaim.notice import NoticeKind, ReclaimNotice
+from spotsafe.saver import Saver
 from spotsafe.storage.local import LocalStore
 from spotsafe.testing.faults import FailingStore
 from tests.session.rig import Cut, Program
@@ -92,6 +93,22 @@ def test_an_interruption_while_leaving_leaves_nothing_behind(tmp_path: Path) -> 
     assert signal.getsignal(signal.SIGTERM) is handler
     assert {one for one in threading.enumerate() if one.name.startswith("spotsafe")} <= threads
     assert newest_step(tmp_path) == 2
+
+
+def test_how_a_run_ended_is_told_once_whatever_its_clean_up_meets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while its memory is given back does not make a finished run one that failed to start."""
+
+    def interrupted(_: Saver) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Saver, "close", interrupted)
+    program = Program()
+    with pytest.raises(KeyboardInterrupt), program.session(tmp_path) as run:
+        train(program, run, until=2)
+    ends = program.sink.of(ev.RunEnded)
+    assert [(one.outcome, one.newest is None) for one in ends] == [("finished", False)]
 
 
 @pytest.mark.parametrize("way", ["raise", "continue"])

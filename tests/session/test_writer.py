@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -285,3 +287,47 @@ def test_memory_and_descriptors_stay_as_they_are(tmp_path: Path, slots: int) -> 
 def _held(writer: int) -> int:
     """Descriptors that are open in both processes."""
     return sum(len(os.listdir(f"/proc/{one}/fd")) for one in (writer, os.getpid()))
+
+
+CLOSING = """
+import os, sys
+from pathlib import Path
+import spotsafe
+from tests.session.rig import Program
+
+url, data = Path(sys.argv[1]), Path(sys.argv[2])
+program = Program()
+with program.session(url, writer="process") as run:
+    for step, batch in run.steps(program.loader, until=8):
+        program.train(step, batch)
+        if step == 1:
+            run.wait()  # all there is at a descriptor is there by now
+        if step == 3:
+            os.closerange(3, 200)
+            held = [os.open(data, os.O_RDWR) for _ in range(40)]
+assert run.step == 8
+"""
+
+
+@needs_process
+@pytest.mark.slow
+def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path) -> None:
+    """And what it opens at their numbers is neither written to nor taken for a save."""
+    data = tmp_path / "data"
+    data.write_bytes(b"precious " * 10_000)
+    command = [sys.executable, "-c", CLOSING, str(tmp_path / "run"), str(data)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "from now on a thread writes" in done.stderr
+    assert data.read_bytes() == b"precious " * 10_000
+    with Program().session(tmp_path / "run", resume="must") as run:
+        assert run.step == 8

@@ -221,3 +221,22 @@ def test_little_memory_is_not_worth_a_thread() -> None:
     arena.touch()
     assert not [one for one in threading.enumerate() if one.name == "spotsafe-touch"]
     arena.close()
+
+
+def test_a_descriptor_that_the_program_has_closed_is_never_given_away(tmp_path: Path) -> None:
+    """Another file may be open there by now: it would be mapped in its place, and must not be closed either."""
+    arena = Arena(5000, shared=True)
+    fd = arena.descriptor()
+    os.close(fd)
+    with pytest.raises(OSError, match=f"closed descriptor {fd}"):
+        arena.descriptor()
+    other = os.open(tmp_path / "data", os.O_CREAT | os.O_RDWR)
+    os.dup2(other, fd)
+    with pytest.raises(OSError, match=f"closed descriptor {fd}"):
+        arena.descriptor()
+    arena.view[:5] = b"state"
+    arena.close()
+    os.fstat(fd)
+    os.close(fd)
+    if other != fd:
+        os.close(other)

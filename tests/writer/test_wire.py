@@ -226,3 +226,18 @@ def test_what_was_sent_before_the_end_arrives(ends: Ends) -> None:
     assert channel.receive(ends[1]) is None
     with pytest.raises(BrokenPipeError):
         channel.send(ends[1], b"x")
+
+
+def test_an_end_that_the_program_has_closed_is_not_closed_again(ends: Ends, tmp_path: Path) -> None:
+    """What is open at its number by now is the program's own."""
+    number = ends[0].fileno()
+    other = os.open(tmp_path / "data", os.O_CREAT | os.O_RDWR)
+    os.dup2(other, number)
+    channel.close(ends[0])
+    os.fstat(number)
+    os.close(number)
+    os.close(other)
+    assert ends[0].fileno() == -1
+    channel.close(ends[0])
+    channel.close(ends[1])
+    assert ends[1].fileno() == -1

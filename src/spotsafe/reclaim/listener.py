@@ -15,6 +15,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from spotsafe.descriptors import File, close_if, file_at
+
 _END = 0  # no signal has this number
 
 
@@ -24,6 +26,7 @@ class Listener:
     def __init__(self, heard: Callable[[int], None]) -> None:
         self._heard = heard
         self._reader = self._writer = -1
+        self._pipe: File | None = None
         self._before: _Owner | None = None
         self._below: Listener | None = None
         self.stopped = False
@@ -46,6 +49,7 @@ class Listener:
             _hand_to(previous)
             return False
         self._reader, self._writer = os.pipe()
+        self._pipe = file_at(self._writer)
         os.set_blocking(self._writer, False)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         _listening.append(self)
@@ -58,7 +62,10 @@ class Listener:
         self.stopped = True
         _listening.remove(self)
         with contextlib.suppress(OSError):
-            os.write(self._writer, bytes([_END]))
+            if (
+                file_at(self._writer) == self._pipe
+            ):  # else the program has closed it, and the number is another's
+                os.write(self._writer, bytes([_END]))
         self._thread.join(1.0)
         if not self._thread.is_alive():
             self._close()
@@ -106,14 +113,14 @@ class Listener:
                 return
 
     def _close(self) -> None:
-        os.close(self._reader)
-        os.close(self._writer)
+        close_if(self._pipe, self._reader)
+        close_if(self._pipe, self._writer)
 
 
 class _Owner:
     """A wakeup descriptor that was there before ours, and the open file it stood for."""
 
-    def __init__(self, descriptor: int, file: tuple[int, int]) -> None:
+    def __init__(self, descriptor: int, file: File) -> None:
         self.descriptor = descriptor
         self.can_wait = os.get_blocking(descriptor)
         self._file = file
@@ -121,26 +128,18 @@ class _Owner:
     @staticmethod
     def of(descriptor: int) -> _Owner | None:
         """None for -1, and for one that is closed: nobody reads there."""
-        file = _open_file(descriptor)
+        file = file_at(descriptor)
         return None if file is None else _Owner(descriptor, file)
 
     def lives(self) -> bool:
         """Whether the number still stands for the same file; by now it could be anybody's."""
-        return _open_file(self.descriptor) == self._file
+        return file_at(self.descriptor) == self._file
 
     def pass_on(self, numbers: bytes) -> None:
         """Write the numbers there; a full or closed descriptor loses them, as it would without us."""
         with contextlib.suppress(OSError):
             if self.lives():
                 os.write(self.descriptor, numbers)
-
-
-def _open_file(descriptor: int) -> tuple[int, int] | None:
-    try:
-        stat = os.fstat(descriptor)
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino
 
 
 def _hand_to(descriptor: int) -> None:

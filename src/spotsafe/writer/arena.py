@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import itertools
 import mmap
 import os
@@ -11,6 +12,7 @@ import sys
 import threading
 import weakref
 
+from spotsafe.descriptors import File, close_if, file_at
 from spotsafe.machine import touch
 
 PAGE = 4096
@@ -69,8 +71,21 @@ class Arena:
         self.view = memoryview(self._map)
         if self.fd is not None:
             _shared[self.number] = self
-            self._closing = weakref.finalize(self, _close_here, self.fd, self._pid)
+            self._file = file_at(self.fd)
+            self._closing = weakref.finalize(self, _close_here, self.fd, self._file, self._pid)
             self._closing.atexit = False
+
+    def descriptor(self) -> int:
+        """`fd`, to be given to another process.
+
+        Raises:
+            OSError: the program has closed it, and what is open there by now, if anything, is something else.
+        """
+        if self.fd is None or file_at(self.fd) != self._file:
+            raise OSError(
+                errno.EBADF, f"the program has closed descriptor {self.fd}, shared memory of spotsafe"
+            )
+        return self.fd
 
     def touch(self) -> None:
         """Let the pages be there before they are needed, in the background; where that cannot be done, nothing.
@@ -161,9 +176,9 @@ def _hide_copies(fd: int) -> None:
         os.close(nothing)
 
 
-def _close_here(fd: int, pid: int) -> None:
+def _close_here(fd: int, file: File | None, pid: int) -> None:
     if os.getpid() == pid:
-        os.close(fd)
+        close_if(file, fd)
 
 
 def _keep_in_child() -> None:
@@ -177,7 +192,7 @@ def _keep_in_child() -> None:
     for arena in list(_shared.values()):
         fd, arena.fd = arena.fd, None
         if fd is not None:
-            os.close(fd)
+            close_if(arena._file, fd)  # noqa: SLF001 - of this module
 
 
 os.register_at_fork(after_in_child=_keep_in_child)

@@ -12,11 +12,13 @@ import socket
 import weakref
 from collections.abc import Sequence
 
+from spotsafe.descriptors import File, file_at
+
 _INLINE, _APART = b"\0", b"\1"
 _MOST_INLINE = 32 << 10
 _DESCRIPTORS = 8
 
-_here: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_here: weakref.WeakKeyDictionary[socket.socket, File | None] = weakref.WeakKeyDictionary()
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -24,8 +26,16 @@ def pair() -> tuple[socket.socket, socket.socket]:
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for one in ends:
         one.setblocking(False)
-        _here.add(one)
+        _here[one] = file_at(one.fileno())
     return ends
+
+
+def close(end: socket.socket) -> None:
+    """Close one end of a `pair`, unless the program has: then nothing is open there, or something of its own."""
+    if file_at(end.fileno()) == _here.get(end):
+        end.close()
+    else:
+        end.detach()
 
 
 def send(end: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -75,7 +85,7 @@ def receive(end: socket.socket) -> tuple[bytes, list[int]] | None:
 def _close_in_child() -> None:
     for one in list(_here):
         with contextlib.suppress(OSError):
-            one.close()
+            close(one)
 
 
 os.register_at_fork(after_in_child=_close_in_child)

@@ -82,8 +82,8 @@ class _Link:
 
     def close(self) -> None:
         """Say no more to it."""
-        self.ours.close()
-        self.theirs.close()
+        channel.close(self.ours)
+        channel.close(self.theirs)
 
     def clean(self, *, keep_log: bool = False) -> None:
         """Remove its files."""
@@ -300,9 +300,8 @@ class ProcessWriter:
                 unfinished=tuple(self._unfinished),
                 remains=link.remains,
             )
-            assert self._words.fd is not None, "open until nothing is tended any more"
             link.ours.send(json.dumps(_package()).encode())
-            channel.send(link.ours, wire.encode(hello), [self._words.fd, where.fd])
+            channel.send(link.ours, wire.encode(hello), [self._words.descriptor(), where.fd])
         except BaseException:
             link.close()
             link.clean()
@@ -323,8 +322,8 @@ class ProcessWriter:
                 message, data, after = ahead.message, ahead.data, ahead.after
             else:
                 message, data, after = _message(link.sender, job, staging, main, lent)
-            open_here = {one.number: one.fd for one in (main, lent) if one is not None}
-            new = [fd for one in message.new if (fd := open_here[one.number]) is not None]
+            here = {one.number: one for one in (main, lent) if one is not None}
+            new = [here[one.number].descriptor() for one in message.new]
             channel.send(link.ours, data, new)
             link.sender = after
         finally:
@@ -382,7 +381,7 @@ class ProcessWriter:
             )
         finally:
             os.close(descriptor)
-        link.theirs.close()
+        channel.close(link.theirs)
         if self._closed and not self._flying:
             self._kill(link)
 
@@ -465,7 +464,7 @@ class ProcessWriter:
 
     def _give_up(self, link: _Link) -> None:
         """Leave nobody at the other end, so that nothing more can be given to it."""
-        link.theirs.close()
+        channel.close(link.theirs)
         if link.process is not None:
             link.process.kill()
             link.process.wait(_EXIT_S)
