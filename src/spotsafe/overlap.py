@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +27,16 @@ from spotsafe.events import Event, Warned
 from spotsafe.policy.overlap import OverlapTrust
 from spotsafe.tensors.beside import LEAST_BYTES, BesideCopy, Watched, can_be_beside
 from spotsafe.tensors.frozen import address_of
+from spotsafe.tensors.look import all_are
 from spotsafe.tensors.optimizers import parameters_of
 from spotsafe.tensors.plan import SavePlan
-from spotsafe.tensors.tree import Capture
+from spotsafe.tensors.tree import Capture, NamedTensor
 from spotsafe.tracking import Tracker
 
 LEAST_TOTAL_BYTES = 1 << 20
 """With less than this to copy it is done sooner than a thread has begun."""
+
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 Then = Callable[[bool, float], None]
 """What is done when a copy is over: whether it is whole, and for how many seconds it was waited for."""
@@ -49,6 +52,37 @@ class _Running:
     waited_s: float = 0.0
     whole: bool | None = None
     """None until it is judged."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choice:
+    """Which tensors were chosen, and all that it depended on."""
+
+    plan: SavePlan
+    tensors: tuple[NamedTensor, ...]
+    earned: list[torch.Tensor]
+    never: list[torch.Tensor]
+    waits_for: Collection[str]
+    chosen: frozenset[int]
+
+    def still_is(
+        self,
+        plan: SavePlan,
+        capture: Capture,
+        earned: list[torch.Tensor],
+        never: list[torch.Tensor],
+        *,
+        waits_for: Collection[str],
+    ) -> bool:
+        """Whether it would be the same now. Of the same tuple of tensors, each lies where it did (`KeptCapture`)."""
+        return (
+            plan is self.plan
+            and capture.tensors is self.tensors
+            and waits_for == self.waits_for
+            and all_are(earned, self.earned)
+            and all_are(never, self.never)
+            and all(can_be_beside(self.tensors[at]) for at in self.chosen)
+        )
 
 
 class Overlap:
@@ -67,10 +101,10 @@ class Overlap:
         self._tracker, self._emit, self._clock = tracker, emit, clock
         self._trust = OverlapTrust(off=None if enabled else "overlap=False")
         self._stepped: set[int] = set()
-        self._earned: set[int] = set()
+        self._earned_by: set[int] = set()
         self._step: int | None = None
         self._running: _Running | None = None
-        self._large: tuple[SavePlan, Mapping[int, int]] | None = None  # of the last plan
+        self._choice: _Choice | None = None
         self._lock = threading.RLock()
         self._home = threading.get_ident()
         self._process = os.getpid()
@@ -108,7 +142,7 @@ class Overlap:
         """A safe point is reached: what stepped in the step that it commits, if it commits one, has earned a copy."""
         if step != self._step:
             self._step = step
-            self._earned, self._stepped = self._stepped, set()
+            self._earned_by, self._stepped = self._stepped, set()
 
     # -- which tensors ---
 
@@ -119,9 +153,17 @@ class Overlap:
         """
         if self._trust.off is not None:
             return frozenset()
-        earned, never = self._earned_memory(), self._never()
-        may_be = earned - never
-        sizes = self._large_in(plan) if may_be else {}
+        earned, never = self._earned(), self._never()
+        last = self._choice
+        if last is None or not last.still_is(plan, capture, earned, never, waits_for=self._trust.waits_for):
+            waits_for = self._trust.waits_for
+            chosen = self._choose(plan, capture, _addresses(earned) - _addresses(never))
+            last = _Choice(plan, capture.tensors, earned, never, waits_for=waits_for, chosen=chosen)
+        self._choice = last
+        return last.chosen
+
+    def _choose(self, plan: SavePlan, capture: Capture, may_be: set[int]) -> frozenset[int]:
+        sizes = _large_in(plan) if may_be else {}
         tensors, waits_for = capture.tensors, self._trust.waits_for
         chosen = frozenset(
             at
@@ -132,48 +174,35 @@ class Overlap:
         )
         return chosen if sum(map(sizes.__getitem__, chosen)) >= LEAST_TOTAL_BYTES else frozenset()
 
-    def _large_in(self, plan: SavePlan) -> Mapping[int, int]:
-        """Positions of the tensors with a part that is worth it, and their bytes.
-
-        The plan knows the sizes: to ask fifty thousand small tensors takes longer than to copy them.
-        """
-        if self._large is None or self._large[0] is not plan:
-            sizes = dict.fromkeys((one.tensor for one in plan.placements if one.nbytes >= LEAST_BYTES), 0)
-            for one in plan.placements:
-                if one.tensor in sizes:
-                    sizes[one.tensor] += one.nbytes
-            self._large = plan, sizes
-        return self._large[1]
-
-    def _earned_memory(self) -> set[int]:
-        """Addresses of the parameters and the state of what stepped, and of averages that follow it."""
-        found: set[int] = set()
+    def _earned(self) -> list[torch.Tensor]:
+        """The parameters and the state of what stepped, and averages that follow it."""
+        found: list[torch.Tensor] = []
         for optimizer in self._tracker.optimizers:
-            if id(optimizer) in self._earned:
-                found.update(address_of(one) for one in parameters_of(optimizer))
+            if id(optimizer) in self._earned_by:
+                found += parameters_of(optimizer)
                 for state in optimizer.state.values():
-                    found.update(address_of(one) for one in _tensors_in(state))
+                    found += _tensors_in(state)
         if found:
             averages = [one for one in self._tracker.modules if isinstance(one, AveragedModel)]
-            found.update(address_of(one) for module in averages for one in module.parameters())
+            found += [one for module in averages for one in module.parameters()]
         return found
 
-    def _never(self) -> set[int]:
-        """Addresses of what may be written before any step: options of groups, tables that a forward pass scales."""
-        found: set[int] = set()
+    def _never(self) -> list[torch.Tensor]:
+        """What may be written before any step: options of groups, tables that a forward pass scales."""
+        found: list[torch.Tensor] = []
         for optimizer in self._tracker.optimizers:
             for group in optimizer.param_groups:
-                found.update(address_of(one) for one in _tensors_in(group))
+                found += _tensors_in(group)
         for optimizer in self._tracker.optimizers_without_hooks:
-            found.update(address_of(one) for one in parameters_of(optimizer))
+            found += parameters_of(optimizer)
             kind = type(optimizer).__name__
             self._say(
                 f"{kind} runs none of torch's optimizer hooks: training waits while its state is copied"
             )
         for module in self._tracker.modules:
             for part in module.modules():
-                if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
-                    found.add(address_of(part.weight))
+                if isinstance(part, _TABLES) and part.max_norm is not None:
+                    found.append(part.weight)
         return found
 
     # -- one copy ---
@@ -277,6 +306,22 @@ class Overlap:
 def _is_being_captured() -> bool:
     """Whether this step is only recorded in a CUDA graph: its replays run no hook."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _large_in(plan: SavePlan) -> Mapping[int, int]:
+    """Positions of the tensors with a part that is worth it, and their bytes.
+
+    The plan knows the sizes: to ask fifty thousand small tensors takes longer than to copy them.
+    """
+    sizes = dict.fromkeys((one.tensor for one in plan.placements if one.nbytes >= LEAST_BYTES), 0)
+    for one in plan.placements:
+        if one.tensor in sizes:
+            sizes[one.tensor] += one.nbytes
+    return sizes
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return set(map(address_of, tensors))
 
 
 def _tensors_in(values: Any) -> Iterable[torch.Tensor]:

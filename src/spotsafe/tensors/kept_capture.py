@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -35,6 +36,7 @@ _METHODS = (
     "named_buffers",
     "_named_members",
 )
+_methods_of = attrgetter(*_METHODS)
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _DICTS = (dict, OrderedDict)
 _MOST_VERSION = 1 << 53
@@ -151,10 +153,12 @@ def _is_usual(part: nn.Module) -> bool:
     """Whether `state_dict` of a module, without those below it, is made of its dicts in torch's own way."""
     kind, own = type(part), vars(part)
     return (
-        all(getattr(kind, name) is getattr(nn.Module, name) for name in _METHODS)
+        all_are(_methods_of(kind), _methods_of(nn.Module))
         and own.keys().isdisjoint(_METHODS)
-        and not any(own.get(name, True) for name in _HOOKS)
-        and all(type(own.get(name)) in _DICTS for name in ("_parameters", "_buffers", "_modules"))
+        and not (own.get(_HOOKS[0], True) or own.get(_HOOKS[1], True))
+        and type(own.get("_parameters")) in _DICTS
+        and type(own.get("_buffers")) in _DICTS
+        and type(own.get("_modules")) in _DICTS
         and type(part._version) is int  # noqa: SLF001 - what `state_dict` puts beside the tensors
         and 0 <= part._version < _MOST_VERSION  # noqa: SLF001 - as above
     )

@@ -52,9 +52,15 @@ class KeptMoments:
 def _look_at(entries: Sequence[tuple[str, object]]) -> Look | None:
     """What there is to see; None if something in it is no plain tensor of its own."""
     names, keys, tensors = [name for name, _ in entries], list[str](), list[Any]()
+    plain: set[tuple[object, ...]] = set()
     for name, held in entries:
-        if type(held) is not dict or not all(type(key) is str and key.isidentifier() for key in held):
+        if type(held) is not dict:
             return None
+        words = tuple(held)
+        if words not in plain:  # mostly the same ones of every parameter
+            if not all(type(key) is str and key.isidentifier() for key in words):
+                return None
+            plain.add(words)
         keys += [f"{name}.{key}" for key in held]
         tensors += held.values()
     look = look_at_tensors(

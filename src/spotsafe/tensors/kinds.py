@@ -89,6 +89,8 @@ _GENERATORS: Mapping[type, Kind] = {
     ),
 }
 
+_CLASSES = {nn.Module: _MODULE, torch.Tensor: _TENSOR, np.ndarray: _ARRAY, **_GENERATORS}
+
 
 def kind_of(obj: Any, path: str, *, depth: int = 0) -> Kind:
     """How an object is saved and restored; `depth` counts the dicts and lists around it.
@@ -100,7 +102,7 @@ def kind_of(obj: Any, path: str, *, depth: int = 0) -> Kind:
     problem = _why_not(obj) if kind is None else _flaw(obj)
     if kind is None or problem:
         raise UnsupportedState(f"{path} {problem}", path=path)
-    if kind in {_DICT, _LIST}:
+    if kind is _DICT or kind is _LIST:
         if depth >= MAX_DEPTH:
             raise UnsupportedState(
                 f"{path[:200]} lies in more than {MAX_DEPTH} dicts and lists of state (or in itself); "
@@ -113,8 +115,7 @@ def kind_of(obj: Any, path: str, *, depth: int = 0) -> Kind:
 
 
 def _find(obj: Any) -> Kind | None:
-    classes = {nn.Module: _MODULE, torch.Tensor: _TENSOR, np.ndarray: _ARRAY, **_GENERATORS}
-    for known, kind in classes.items():
+    for known, kind in _CLASSES.items():
         if isinstance(obj, known):
             return kind
     if is_optimizer(obj):
@@ -249,7 +250,8 @@ def restore(obj: Any, saved: Json, path: str, restoring: Restoring) -> None:
 
 def parts(obj: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The objects that a tracked one consists of, with their paths; mostly itself."""
-    if kind_of(obj, path) not in {_DICT, _LIST}:
+    kind = kind_of(obj, path)
+    if kind is not _DICT and kind is not _LIST:
         yield path, obj
         return
     for _, inner, at in _members(obj, path):
