@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
+from spotsafe.tensors.memory import copy_bytes
 from spotsafe.tensors.plan import Placement, SavePlan
 from spotsafe.tensors.staging import box_of, memory_of
 from spotsafe.tensors.tree import PLAIN, Capture, NamedTensor
@@ -21,6 +22,7 @@ _CHUNK = 8 << 20
 """Bytes of one call that nobody can interrupt."""
 _SAMPLE = 64
 """Bytes at the beginning, the middle and the end of a tensor that are remembered from the safe point."""
+_ALL = 3 * _SAMPLE
 NAME = "spotsafe-copy"
 
 # Unlike `PyDLL`, these let the interpreter's lock go while they work: training goes on.
@@ -29,9 +31,6 @@ _copy, _compare = _libc.memmove, _libc.memcmp
 for _call in (_copy, _compare):
     _call.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _copy.restype, _compare.restype = ctypes.c_void_p, ctypes.c_int
-
-
-_bytes_at = ctypes.string_at
 
 
 class _Move(NamedTuple):
@@ -62,7 +61,8 @@ class Watched:
         self._marks = {at: _mark(alias) for at, alias in self._held.items()}
         self._names = {at: capture.tensors[at].name for at in chosen}
         self._arena = memory_of(arena, plan.arena_size)
-        self._moves = [self._move(place) for place in plan.placements if place.tensor in self._held]
+        base, held = self._arena.data_ptr(), self._held
+        self._moves = [self._move(place, base) for place in plan.placements if place.tensor in held]
 
     def wait(self) -> None:
         """Return when nothing is being copied."""
@@ -86,11 +86,15 @@ class Watched:
         """False if the storage itself let its memory go (`share_memory_`, `resize_`): nobody may read that any more."""
         return self._held[at].data_ptr() == self._marks[at][1]
 
-    def _move(self, place: Placement) -> _Move:
-        box = box_of(self._held[place.tensor], place)
-        assert box.is_contiguous(), "a plan cuts along the first dimension that is longer than 1"
-        target = self._arena.data_ptr() + place.arena_offset
-        return _Move(place.tensor, box.data_ptr(), target, place.nbytes)
+    def _move(self, place: Placement, base: int) -> _Move:
+        tensor, lengths = self._held[place.tensor], place.lengths
+        if tensor.shape == lengths:
+            source = self._marks[place.tensor][1]
+        else:
+            box = box_of(tensor, place)
+            assert box.is_contiguous(), "a plan cuts along the first dimension that is longer than 1"
+            source = box.data_ptr()
+        return _Move(place.tensor, source, base + place.arena_offset, place.nbytes)
 
 
 class BesideCopy(Watched):
@@ -112,7 +116,7 @@ class BesideCopy(Watched):
     ) -> None:
         super().__init__(plan, capture, arena, chosen)
         self._ahead = ahead
-        self._samples = [_sample(move.source, move.nbytes) for move in self._moves]
+        self._samples = _samples([(move.source, move.nbytes) for move in self._moves])
         self._differing: list[str] = []
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
 
@@ -137,12 +141,12 @@ class BesideCopy(Watched):
         return self._differing
 
     def _run(self) -> None:
-        for move, sample in zip(self._moves, self._samples, strict=True):
+        for at, move in enumerate(self._moves):
             for source, target, nbytes in _chunks(move):
                 if not self._is_there(move.tensor):
                     break
                 _copy(target, source, nbytes)
-            if _sample(move.target, move.nbytes) != sample:
+            if _samples([(move.target, move.nbytes)]) != self._samples[at * _ALL : (at + 1) * _ALL]:
                 self._differing.append(self._names[move.tensor])
         with contextlib.suppress(Exception):  # it is done again where it is needed
             self._ahead()
@@ -166,11 +170,17 @@ def _mark(alias: torch.Tensor) -> tuple[int, int]:
     return version_of(alias), alias.data_ptr()
 
 
-def _sample(address: int, nbytes: int) -> bytes:
-    if nbytes < _SAMPLE:
-        return _bytes_at(address, nbytes)
-    middle, end = address + nbytes // 2, address + nbytes - _SAMPLE
-    return _bytes_at(address, _SAMPLE) + _bytes_at(min(middle, end), _SAMPLE) + _bytes_at(end, _SAMPLE)
+def _samples(places: Sequence[tuple[int, int]]) -> bytes:
+    """Of each place, its address and its bytes: `_ALL` bytes, which are the same only if the samples are."""
+    found = bytearray(len(places) * _ALL)
+    to = ctypes.addressof(ctypes.c_char.from_buffer(found)) if found else 0
+    for address, nbytes in places:
+        size = min(_SAMPLE, nbytes)
+        copy_bytes(to, address, size)
+        copy_bytes(to + _SAMPLE, address + (nbytes - size) // 2, size)
+        copy_bytes(to + 2 * _SAMPLE, address + nbytes - size, size)
+        to += _ALL
+    return bytes(found)
 
 
 def _chunks(move: _Move) -> Iterator[tuple[int, int, int]]:

@@ -18,7 +18,7 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ROW = 256
 """Tensors of one call, which nobody can interrupt; more of them save nothing."""
 _PLAIN, _IS_CPU = frozenset(PLAIN), attrgetter("is_cpu")
-_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
+_SHAPE, _DTYPE, _NAME = attrgetter("shape"), attrgetter("dtype"), attrgetter("name")
 
 
 def stage(
@@ -104,12 +104,14 @@ def _copy_singly(
     *,
     files: _Files,
 ) -> None:
-    base = memory.data_ptr()
+    base, end = memory.data_ptr(), files.end
     for place in places:
-        tensor, start, size = live[place.tensor], place.arena_offset, place.nbytes
-        if start >= files.end:
+        at, _, lengths, start, size = place
+        tensor = live[at]
+        if start >= end:
             files.pass_to(start)
-        if 0 < size <= SMALL and _is_plain_memory(tensor) and tensor.shape == place.lengths:
+            end = files.end
+        if 0 < size <= SMALL and tensor.shape == lengths and _is_plain_memory(tensor):
             copy_bytes(base + start, tensor.data_ptr(), size)
         elif size:
             _copy(box_of(tensor, place), memory[start : start + size])
@@ -151,15 +153,10 @@ def _check(
     if len(tensors) != len(plan.specs):
         raise ValueError(f"the plan is for {len(plan.specs)} tensors, not {len(tensors)}")
     # Whole lists at once: a loop takes longer than the copy itself.
-    shapes, names = list(map(_SHAPE, live)), [one.name for one in tensors]
-    dtypes = list(map(dtype_name, map(_DTYPE, live)))
     specs = plan.specs
-    if (
-        names != [spec.name for spec in specs]
-        or shapes != [spec.shape for spec in specs]
-        or dtypes != [spec.dtype for spec in specs]
-    ):
-        found = next(one for one in zip(names, dtypes, shapes, specs, strict=True) if one[:3] != one[3][:3])
+    columns = list(map(_NAME, tensors)), list(map(dtype_name, map(_DTYPE, live))), list(map(_SHAPE, live))
+    if columns != (list(map(_NAME, specs)), list(map(_DTYPE, specs)), list(map(_SHAPE, specs))):
+        found = next(one for one in zip(*columns, specs, strict=True) if one[:3] != one[3][:3])
         raise ValueError(f"tensor {found[0]!r}, {found[1]} {list(found[2])}, is not the plan's {found[3]}")
 
 
