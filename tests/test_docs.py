@@ -18,6 +18,7 @@ from spotsafe.cli.app import main
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 LONG = ("make ", "pip ")  # set up things or run for minutes; `.ci/run` and `make demo` run these
 
 
@@ -107,6 +108,51 @@ def test_every_command_is_documented():
     """Each command of the command line stands in the README's table."""
     for name in main.list_commands(click.Context(main)):
         assert re.search(rf"^\| `spotsafe {name}\b", README, flags=re.MULTILINE), name
+
+
+def test_what_is_not_done_yet_is_not_there():
+    """A command that exists is not listed among those that come later."""
+    (line,) = re.findall(r"^- The commands (.*)\.$", README, flags=re.MULTILINE)
+
+    assert not set(re.findall(r"`([\w-]+)`", line)) & set(main.list_commands(click.Context(main)))
+
+
+def test_the_commands_without_json_are_named():
+    """Every command prints JSON, but for those that the README excepts."""
+    (words,) = re.findall(r"all but\s+(.*?) have\s+`--json`", README)
+    context = click.Context(main)
+    without = {
+        name
+        for name in main.list_commands(context)
+        if (command := main.get_command(context, name)) is not None
+        and not any("--json" in option.opts for option in command.params)
+    }
+
+    assert set(re.findall(r"`([\w-]+)`", words)) == without
+
+
+def test_every_attribute_of_a_run_is_documented():
+    """What can be read of a run stands in the guide's table, or in the README as `run.NAME`."""
+    names = {
+        name
+        for name, one in vars(spotsafe.Run).items()
+        if isinstance(one, property) and not name.startswith("_")
+    }
+
+    (table,) = re.findall(r"^\| of a `run` .*?\n\n", GUIDE, flags=re.DOTALL | re.MULTILINE)
+    documented = set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
+
+    assert documented <= names
+    assert all(f"`run.{name}`" in README for name in names - documented)
+
+
+def test_every_variable_of_the_environment_is_documented():
+    """Each that the package reads stands in the guide."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r'= "(SPOTSAFE_\w+)"', text)}
+
+    assert read
+    assert set(re.findall(r"^\| `(SPOTSAFE_\w+)` \|", GUIDE, flags=re.MULTILINE)) == read
 
 
 def test_every_option_of_the_session_is_documented():

@@ -76,6 +76,15 @@ def test_loaders_and_times(page, started):
     assert [event.url.rpartition("/")[2] for event in started.of(RunStarted)] == ["a", "b", "d"]
 
 
+def test_a_notebook(page, capsys):
+    """Without a block it is the same run, and says what it is."""
+    page["spotsafe"] = __import__("spotsafe")
+    run_blocks(page, ".start()")
+
+    run = page["run"]
+    assert capsys.readouterr().out.split() == [run.id, "3", "1", "None"]
+
+
 def test_the_watcher(page, tmp_path, capsys):
     """A command's answer ends the loop, and the notice is there afterwards."""
     (tmp_path / "node-state").write_text("ready\n")
@@ -120,4 +129,4 @@ def test_the_sink(page):
 
 def test_every_block_runs_in_some_test():
     """A new one must not be forgotten."""
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 10
