@@ -49,7 +49,10 @@ def test_a_port_that_is_taken(call: Callable[..., Result]) -> None:
     assert f"port {port} cannot be listened on" in result.output
 
 
-@pytest.mark.parametrize("arguments", [["nowhere"], ["aws", "--notice-in", "-1"], ["aws", "--port", "70000"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["nowhere"], ["aws", "--notice-in", "-1"], ["aws", "--port", "70000"], ["aws", "--action", "explode"]],
+)
 def test_what_makes_no_sense(call: Callable[..., Result], arguments: list[str]) -> None:
     """The command line is wrong."""
     assert call("fake-metadata", *arguments).exit_code == 2

@@ -23,9 +23,9 @@ from spotsafe.testing.aws import (
     TOKEN_PATH,
     TTL_HEADER,
     FakeAwsMetadata,
-    serve,
 )
 from spotsafe.testing.clock import ManualClock
+from spotsafe.testing.metadata import serve
 
 WALL = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 
@@ -294,7 +294,9 @@ class TestLife:
                 told.set()
 
         thread = threading.Thread(
-            target=serve, kwargs={"port": 0, "notice_after_s": 0.0, "say": say, "until": until}
+            target=serve,
+            args=(FakeAwsMetadata(),),
+            kwargs={"notice_after_s": 0.0, "action": "terminate", "say": say, "until": until},
         )
         thread.start()
         assert told.wait(30)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-from collections.abc import Callable
 
 import click
 
-_CLOUDS = {"aws": "spotsafe.testing.aws"}
-"""Name of each -> the module whose `serve` it is."""
+from spotsafe.testing.aws import FakeAwsMetadata
+from spotsafe.testing.metadata import FakeMetadata, serve
+
+_CLOUDS: dict[str, type[FakeMetadata]] = {"aws": FakeAwsMetadata}
 
 
 @click.command("fake-metadata")
@@ -28,20 +28,23 @@ _CLOUDS = {"aws": "spotsafe.testing.aws"}
     show_default=True,
     help="Seconds between the announcement and the end that it speaks of.",
 )
-@click.option(
-    "--action", default="terminate", show_default=True, help="What is announced, in the cloud's words."
-)
+@click.option("--action", help="What is announced, in the cloud's words.  [default: that the machine goes]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="To listen on; 0 takes a free one.")
-def command(cloud: str, *, notice_in: float, ahead: float, action: str, port: int) -> None:
+def command(cloud: str, *, notice_in: float, ahead: float, action: str | None, port: int) -> None:
     """Answer as the metadata service of CLOUD does, on 127.0.0.1, and announce that the machine goes.
 
     The first lines set the environment by which spotsafe, and the cloud's own libraries, find it. Run your program in
     another terminal with these. Ends at Ctrl-C.
     """
-    serve: Callable[..., None] = importlib.import_module(_CLOUDS[cloud]).serve
+    fake = _CLOUDS[cloud](port=port)
+    action = fake.actions[0] if action is None else action
+    if action not in fake.actions:
+        raise click.BadParameter(
+            f"{cloud} has no {action!r}; it is one of {', '.join(fake.actions)}", param_hint="--action"
+        )
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            serve(port=port, notice_after_s=notice_in, action=action, in_seconds=ahead, say=_say)
+            serve(fake, notice_after_s=notice_in, action=action, in_seconds=ahead, say=_say)
     except OSError as error:
         raise click.ClickException(f"port {port} cannot be listened on: {error.strerror}") from error
 
