@@ -14,6 +14,7 @@ from spotsafe.events import WatcherBlind
 from spotsafe.reclaim.aws import AwsWatcher
 from spotsafe.reclaim.detect import detect, read_dmi
 from spotsafe.reclaim.file import FileWatcher
+from spotsafe.reclaim.gcp import GcpWatcher
 from spotsafe.reclaim.watcher import Watch
 from spotsafe.testing.sinks import RecordingSink
 from spotsafe.testing.watchers import ScriptedWatcher
@@ -36,6 +37,12 @@ def test_ec2_polls_its_metadata():
     """The firmware's word is enough."""
     [watcher] = detect(environ={}, dmi=EC2)
     assert isinstance(watcher, AwsWatcher)
+
+
+def test_compute_engine_polls_its_metadata():
+    """The firmware's word is enough there too."""
+    [watcher] = detect(environ={}, dmi=firmware(product_name="Google Compute Engine"))
+    assert isinstance(watcher, GcpWatcher)
 
 
 def test_variables_turn_sources_on_anywhere(tmp_path: Path):

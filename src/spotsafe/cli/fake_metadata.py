@@ -7,9 +7,10 @@ import contextlib
 import click
 
 from spotsafe.testing.aws import FakeAwsMetadata
+from spotsafe.testing.gcp import FakeGcpMetadata
 from spotsafe.testing.metadata import FakeMetadata, serve
 
-_CLOUDS: dict[str, type[FakeMetadata]] = {"aws": FakeAwsMetadata}
+_CLOUDS: dict[str, type[FakeMetadata]] = {"aws": FakeAwsMetadata, "gcp": FakeGcpMetadata}
 
 
 @click.command("fake-metadata")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from spotsafe.clock import Clock, SystemClock
-from spotsafe.reclaim import aws, file
+from spotsafe.reclaim import aws, file, gcp
 from spotsafe.reclaim.watcher import Watcher
 
 _DMI_FOLDER = "/sys/class/dmi/id"
@@ -58,7 +58,8 @@ def read_dmi(field: str) -> str:
 
 
 def _look_around(environ: Mapping[str, str], *, dmi: Callable[[str], str], clock: Clock) -> list[Watcher]:
-    found = (file.from_environment(environ, clock=clock), aws.from_environment(environ, dmi=dmi, clock=clock))
+    found = [file.from_environment(environ, clock=clock)]
+    found += [cloud.from_environment(environ, dmi=dmi, clock=clock) for cloud in (aws, gcp)]
     return [each for each in found if each is not None]
 
 
