@@ -173,7 +173,9 @@ def main() -> None:
         print(f"{cloud:8s}{statistics.median(found) * 1e3:20.0f}{max(found) * 1e3:8.0f}{used * 100:20.3f}")
     with tempfile.TemporaryDirectory(dir=".", prefix="bench-") as folder:
         nbytes, ours, raw = to_the_disk(Path(folder), options.width)
-        print(f"\n{nbytes / GIB:.2f} GiB: flag to checkpoint {ours:.2f} s, raw write {raw:.2f} s: {ours / raw:.2f}")
+        print(
+            f"\n{nbytes / GIB:.2f} GiB: flag to checkpoint {ours:.2f} s, raw write {raw:.2f} s: {ours / raw:.2f}"
+        )
         print(f"run.notice: {notice_cost(Path(folder)) * 1e9:.0f} ns")
 
 

@@ -322,7 +322,7 @@ class TestNotGoogle:
         """TR is not TRUE."""
         gcp.preempt()
         gcp.faults.cut_connection = True
-        with pytest.raises(WatcherUnavailable, match="early|whole"):
+        with pytest.raises(WatcherUnavailable, match=r"early|whole"):
             watcher.poll()
 
 
@@ -361,9 +361,7 @@ class TestEnvironment:
             ({}, "", False),
         ],
     )
-    def test_what_turns_it_on(
-        self, environ: dict[str, str], product: str, watches: bool, clock: ManualClock
-    ):
+    def test_what_turns_it_on(self, environ: dict[str, str], product: str, watches: bool, clock: ManualClock):
         """A variable that names the server does, whatever the firmware says."""
         found = from_environment(environ, dmi=lambda _: product, clock=clock)
         assert (found is not None) is watches

@@ -52,7 +52,9 @@ def test_a_value(gcp: FakeGcpMetadata) -> None:
     assert ask(gcp, ROOT + PREEMPTED + "?alt=json")[1] == '"FALSE"'
 
 
-@pytest.mark.parametrize("headers", [{}, {"Metadata-Flavor": "google"}, {**GOOGLE, "X-Forwarded-For": "10.0.0.1"}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Metadata-Flavor": "google"}, {**GOOGLE, "X-Forwarded-For": "10.0.0.1"}]
+)
 def test_requests_that_are_refused(headers: dict[str, str], gcp: FakeGcpMetadata) -> None:
     """Without the header, and through a proxy."""
     assert ask(gcp, ROOT + PREEMPTED, headers=headers)[0] == 403
@@ -186,7 +188,11 @@ def test_googles_own_client(gcp: FakeGcpMetadata) -> None:
     gcp.preempt()
     environ = {**os.environ, **gcp.environ, "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CLIENT], env=environ, capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", CLIENT],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(done.stdout) == {
         "ping": True,

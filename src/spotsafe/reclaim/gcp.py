@@ -129,6 +129,7 @@ class GcpWatcher:
             problem = error
         preempted = self._preempted()
         if preempted is None and problem is not None:
+            self._etag = None  # so that the next try does not hang before it has an answer
             raise problem
         return preempted if preempted is not None else maintenance
 
@@ -182,7 +183,9 @@ class GcpWatcher:
         """One key; None where the server says that there is none."""
         limit_s = self._read_timeout_s + (waits_s + _SLACK_S if waits_s else 0.0)
         try:
-            reply = self._http.request("GET", path + query, headers={FLAVOR: "Google"}, read_timeout_s=limit_s)
+            reply = self._http.request(
+                "GET", path + query, headers={FLAVOR: "Google"}, read_timeout_s=limit_s
+            )
         except OSError as error:
             raise self._unavailable(f"{path}: {str(error) or type(error).__name__}") from error
         if reply.headers.get(FLAVOR.lower()) != "Google":

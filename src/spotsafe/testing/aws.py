@@ -130,7 +130,6 @@ class FakeAwsMetadata(FakeMetadata):
         at = datetime.fromtimestamp(self.clock.wall() + in_seconds, tz=timezone.utc)
         return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
-
     def answer(self, request: Request) -> Answer | None:
         """What the service in good health says; None: nothing, ever."""
         if request.method == "PUT":

@@ -248,7 +248,9 @@ def _tree(below: Mapping[str, str]) -> dict[str, object]:
     """As the server makes it: names in camel case, and values of several lines as lists."""
     found: dict[str, object] = {}
     for key, body in below.items():
-        *folders, leaf = [re.sub("-([a-z])", lambda hit: hit.group(1).upper(), part) for part in key.split("/")]
+        *folders, leaf = [
+            re.sub("-([a-z])", lambda hit: hit.group(1).upper(), part) for part in key.split("/")
+        ]
         inner = found
         for folder in folders:
             inner = inner.setdefault(folder, {})  # type: ignore[assignment] # a folder is never a leaf

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TypeVar
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from spotsafe.clock import Clock, SystemClock
 
-Self = TypeVar("Self", bound="FakeMetadata")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ class FakeMetadata:
 
     # -- its life ---
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -130,7 +131,10 @@ class FakeMetadata:
             self._server = _Server(("127.0.0.1", self._port), _handler_of(self))
             self._port = self._server.server_address[1]
             self._thread = threading.Thread(
-                target=self._server.serve_forever, args=(0.02,), name=f"fake-{type(self).__name__}", daemon=True
+                target=self._server.serve_forever,
+                args=(0.02,),
+                name=f"fake-{type(self).__name__}",
+                daemon=True,
             )
             self._thread.start()
 
@@ -241,54 +245,55 @@ class _Server(ThreadingHTTPServer):
         """Clients that hang up are part of what is tested; nobody has to read a traceback."""
 
 
+class _Handler(BaseHTTPRequestHandler):
+    fake: ClassVar[FakeMetadata]
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+
+    def do_any(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        length = headers.get("content-length", "0")
+        body = self.rfile.read(int(length)) if length.isdigit() else b""
+        request = Request(method=self.command, path=self.path, headers=headers, body=body)
+        answer = self.fake.take(request)
+        self.close_connection = True
+        if answer is RESET:  # before anybody learns of it
+            self._reset()
+        status = None if answer is None else answer.status
+        self.fake.record(replace(request, status=status))
+        if answer is not None and answer is not RESET:
+            self._send(answer)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_any  # noqa: N815 - the base class's names
+
+    def _reset(self) -> None:
+        """As a service that goes away in the middle: the client gets ECONNRESET."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+    def _send(self, answer: Answer) -> None:
+        body = answer.body.encode()
+        if self.fake.faults.truncate_json and body.startswith((b"{", b"[")):
+            body = body[: len(body) // 2]
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[: len(body) // 2] if self.fake.faults.cut_connection else body)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return formatdate(self.fake.clock.wall() if timestamp is None else timestamp, usegmt=True)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Requests are recorded, not printed."""
+
+
 def _handler_of(fake: FakeMetadata) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        server_version = fake.server
-        sys_version = ""
-        protocol_version = "HTTP/1.1"
-
-        def do_any(self) -> None:
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            length = headers.get("content-length", "0")
-            body = self.rfile.read(int(length)) if length.isdigit() else b""
-            request = Request(method=self.command, path=self.path, headers=headers, body=body)
-            answer = fake.take(request)
-            self.close_connection = True
-            if answer is RESET:  # before anybody learns of it
-                self._reset()
-            status = None if answer is None else answer.status
-            fake.record(replace(request, status=status))
-            if answer is not None and answer is not RESET:
-                self._send(answer)
-
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_any  # noqa: N815 - the base class's names
-
-        def _reset(self) -> None:
-            """As a service that goes away in the middle: the client gets ECONNRESET."""
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-
-        def _send(self, answer: Answer) -> None:
-            body = answer.body.encode()
-            if fake.faults.truncate_json and body.startswith((b"{", b"[")):
-                body = body[: len(body) // 2]
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.content_type)
-            self.send_header("Content-Length", str(len(body)))
-            for name, value in answer.headers.items():
-                self.send_header(name, value)
-            self.send_header("Connection", "close")
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body[: len(body) // 2] if fake.faults.cut_connection else body)
-
-        def date_time_string(self, timestamp: float | None = None) -> str:
-            return formatdate(fake.clock.wall() if timestamp is None else timestamp, usegmt=True)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-            """Requests are recorded, not printed."""
-
-    return Handler
+    return type("Handler", (_Handler,), {"fake": fake, "server_version": fake.server})
 
 
 def serve(
