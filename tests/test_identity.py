@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spotsafe import identity
-from spotsafe.identity import NONCES, Identity, is_running, new_nonce
+from spotsafe.identity import NONCES, Identity, Launcher, is_running, job_end, launchers_of, new_nonce
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "job7"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "2", "SLURM_JOB_ID": "4711"}
@@ -54,6 +54,31 @@ def test_rank_and_world(environ: dict[str, str], place: tuple[int, int, int]) ->
 def test_the_job_is_the_launchers(environ: dict[str, str], job: str) -> None:
     """The outermost launcher names the job: it is what stays the same over restarts."""
     assert of(environ).job == job
+
+
+@pytest.mark.parametrize(
+    ("environ", "launchers"),
+    [
+        ({}, ()),
+        (TORCHRUN, (Launcher.TORCHRUN,)),
+        ({**SLURM, **TORCHRUN}, (Launcher.TORCHRUN, Launcher.SLURM)),
+        ({"SKYPILOT_TASK_ID": "sky-1", **TORCHRUN}, (Launcher.TORCHRUN, Launcher.SKYPILOT)),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, (Launcher.KUBERNETES,)),
+        ({"SLURM_JOB_ID": ""}, ()),
+    ],
+)
+def test_who_started_it(environ: dict[str, str], launchers: tuple[Launcher, ...]) -> None:
+    """All of them, the innermost first."""
+    assert launchers_of(environ) == launchers
+
+
+@pytest.mark.parametrize(
+    ("text", "at"), [("1700000000", 1.7e9), ("", None), ("soon", None), ("-1", None), ("N/A", None)]
+)
+def test_the_end_of_a_job_of_slurm(text: str, at: float | None) -> None:
+    """What is no time counts as none."""
+    assert job_end({"SLURM_JOB_END_TIME": text}) == at
+    assert job_end({}) is None
 
 
 @pytest.mark.parametrize("made_up", ["none", "5f0c1c4e-9d7e-4d0e-8a52-1f6f7f1c9b00"])

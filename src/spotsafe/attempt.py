@@ -15,10 +15,12 @@ from spotsafe import events as ev
 from spotsafe.activity import Activity
 from spotsafe.errors import SaveFailed, SpotsafeError, StorageUnavailable
 from spotsafe.events import Fanout
+from spotsafe.identity import job_end, launchers_of
 from spotsafe.loops import Loops
 from spotsafe.opening import Claimed
 from spotsafe.options import Options
 from spotsafe.outcomes import FINISHED, LEFT, RECLAIMED, outcome_of
+from spotsafe.policy.leaving import Leaving, way_out
 from spotsafe.reclaim.children import child_deaths_deferred
 from spotsafe.reclaim.watcher import Watch
 from spotsafe.safepoint import SafePoints
@@ -82,6 +84,30 @@ class Attempt:
                 self._leave_reclaimed(error)
             else:
                 self._leave_with(error)
+
+    @property
+    def exits_reclaimed(self) -> bool:
+        """Whether the way out of the block is the exit of a reclaim; to be asked after `leave`."""
+        return self.outcome == RECLAIMED and self.code is not None
+
+    def leaving(self, environ: Mapping[str, str]) -> Leaving:
+        """How to leave after a reclaim, which is told if it takes long; to be asked for before `close`.
+
+        Args:
+            environ: of this process, where launchers say who they are.
+        """
+        notice, launchers, clock = self.watch.notice, launchers_of(environ), self.options.clock
+        end = job_end(environ)
+        leaving = way_out(
+            launchers,
+            signalled=self.watch.signalled,
+            seconds_left=None if notice is None else notice.seconds_left(clock.monotonic()),
+            job_ends_in_s=None if end is None else end - clock.wall(),
+        )
+        if leaving.limit_s:
+            names = tuple(launcher.value for launcher in launchers)
+            self.fanout.emit(ev.EndAwaited(launchers=names, limit_s=leaving.limit_s))
+        return leaving
 
     def close(self) -> None:
         """Stop all threads and hand back handlers and hooks; report the end."""

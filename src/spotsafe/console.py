@@ -23,6 +23,7 @@ from spotsafe.events import (
     CheckpointPassedOver,
     CheckpointPublished,
     DeleteRefused,
+    EndAwaited,
     Event,
     FirstStep,
     IntervalChosen,
@@ -356,6 +357,13 @@ def _replaced(event: WriterReplaced) -> str:
     return f"warning: the writer process has ended{lost} ({event.reason}); another one takes its place"
 
 
+def _awaits_end(event: EndAwaited) -> str:
+    return (
+        f"everything is saved; now to be ended by {' in '.join(event.launchers)}, to which an exit would mean "
+        f"something else: waits {human.duration(event.limit_s)} at most"
+    )
+
+
 def _warned(event: Warned) -> str:
     return f"warning: {event.message}"
 
@@ -363,6 +371,7 @@ def _warned(event: Warned) -> str:
 _WARNINGS: Mapping[type[Event], Callable[..., str]] = {
     AttemptSuperseded: _superseded,
     CheckpointPassedOver: _passed_over,
+    EndAwaited: _awaits_end,
     NoticeReceived: _notice,
     SaveFailed: _failed,
     SingleWriter: _single_writer,

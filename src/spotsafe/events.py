@@ -202,6 +202,16 @@ class WriterAwaited(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndAwaited(Event):
+    """Reclaimed, and everything is saved; the process now waits for its launcher to end it, since an exit would harm."""
+
+    launchers: tuple[str, ...]
+    """Who started it, the innermost first."""
+    limit_s: float
+    """After so many seconds it exits all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveAwaited(Event):
     """The training thread waits for a save in flight, in `run.wait` or when leaving; see `Progress`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import os
 import re
@@ -21,6 +22,34 @@ _MADE_UP = re.compile(r"none|[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]
 # Indexed Job or of a StatefulSet has a host name that stays, with its index.
 _POD_SUFFIX = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}$")
 _NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+
+class Launcher(enum.Enum):
+    """Who starts processes, and makes something of how they end."""
+
+    TORCHRUN = "torchrun"
+    SKYPILOT = "SkyPilot"
+    SLURM = "Slurm"
+    KUBERNETES = "Kubernetes"
+
+
+_LAUNCHERS = {
+    "TORCHELASTIC_RUN_ID": Launcher.TORCHRUN,
+    "SKYPILOT_TASK_ID": Launcher.SKYPILOT,
+    "SLURM_JOB_ID": Launcher.SLURM,
+    "KUBERNETES_SERVICE_HOST": Launcher.KUBERNETES,
+}
+
+
+def launchers_of(environ: Mapping[str, str]) -> tuple[Launcher, ...]:
+    """All that started a process with this environment, the innermost first; none for a bare program."""
+    return tuple(launcher for name, launcher in _LAUNCHERS.items() if environ.get(name))
+
+
+def job_end(environ: Mapping[str, str]) -> float | None:
+    """When the time that Slurm gave the job is over, in seconds since 1970; None if it does not say."""
+    text = environ.get("SLURM_JOB_END_TIME", "")
+    return float(text) if text.isascii() and text.isdigit() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

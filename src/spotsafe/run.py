@@ -24,6 +24,7 @@ from spotsafe.options import OPTION_NAMES, InitFrom, Options, asked_writer, make
 from spotsafe.policy.interval import SavePolicy
 from spotsafe.policy.restarts import Limits
 from spotsafe.policy.retention import DEFAULT_KEEP, Keep
+from spotsafe.reclaim.leaving import leave_at_exit
 from spotsafe.reclaim.notice import ReclaimNotice
 from spotsafe.reclaim.watcher import Watcher
 from spotsafe.storage.open import Reopening, open_store, reopening, same_place
@@ -197,7 +198,12 @@ class Run:
             stack.callback(_vacate, self._place)
             stack.callback(self._tracker.release)
             stack.callback(self._attempt.close)
+            stack.callback(self._prepare_exit, self._attempt)
             self._attempt.leave(error)
+
+    def _prepare_exit(self, attempt: Attempt) -> None:
+        if attempt.exits_reclaimed:
+            leave_at_exit(attempt.leaving(os.environ), clock=self._setting.options.clock)
 
     # -- loops ---
 

@@ -169,6 +169,11 @@ class Watch:
             self._settle()
             self._events.put(self._received(notice))
 
+    @property
+    def signalled(self) -> bool:
+        """Whether a RECLAIM was pushed, as by a signal: whoever ends this process knows of it."""
+        return any(kind is NoticeKind.RECLAIM for _, kind in self._pushed.copy())
+
     def health(self) -> Mapping[str, WatcherHealth]:
         """For each polled source, how often it answered and failed."""
         return {each.watcher.name: each.health for each in self._polls}
