@@ -203,7 +203,7 @@ class WriterAwaited(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndAwaited(Event):
-    """Reclaimed, and everything is saved; the process now waits for its launcher to end it, since an exit would harm."""
+    """Reclaimed, and everything is saved; the process waits for its launcher to end it, since an exit would harm."""
 
     launchers: tuple[str, ...]
     """Who started it, the innermost first."""

@@ -87,7 +87,9 @@ def test_torchrun_ends_instead_of_starting_again_on_a_doomed_machine(
     assert job.saved_for() == "notice"
 
 
-def test_an_exit_makes_torchrun_start_again_at_once(start: Callable[..., Job], cloud: FakeAwsMetadata) -> None:
+def test_an_exit_makes_torchrun_start_again_at_once(
+    start: Callable[..., Job], cloud: FakeAwsMetadata
+) -> None:
     """The test above can fail: this is what the same script does without the way out."""
     job = start(agent=True, AT_ONCE="1")
     cloud.notice()
@@ -106,7 +108,9 @@ def test_torchrun_that_was_told_is_not_asked(start: Callable[..., Job]) -> None:
     assert job.saved_for() == "notice"
 
 
-@pytest.mark.parametrize("environ", [{"SLURM_JOB_ID": "7"}, {"SKYPILOT_TASK_ID": "sky-7"}], ids=["Slurm", "SkyPilot"])
+@pytest.mark.parametrize(
+    "environ", [{"SLURM_JOB_ID": "7"}, {"SKYPILOT_TASK_ID": "sky-7"}], ids=["Slurm", "SkyPilot"]
+)
 def test_alive_until_it_is_killed(
     environ: dict[str, str], start: Callable[..., Job], cloud: FakeAwsMetadata
 ) -> None:

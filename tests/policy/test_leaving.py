@@ -21,7 +21,9 @@ def test_at_once(launchers: tuple[Launcher, ...], signalled: bool, left: float |
 
 @pytest.mark.parametrize("launcher", [SKYPILOT, SLURM])
 @pytest.mark.parametrize("signalled", [True, False])
-@pytest.mark.parametrize(("left", "wait"), [(None, MOST_S), (90.0, 90.0 + SLACK_S), (0.0, SLACK_S), (1e6, MOST_S)])
+@pytest.mark.parametrize(
+    ("left", "wait"), [(None, MOST_S), (90.0, 90.0 + SLACK_S), (0.0, SLACK_S), (1e6, MOST_S)]
+)
 def test_alive_until_the_end(launcher: Launcher, signalled: bool, left: float | None, wait: float) -> None:
     """An exit would be a failure there; but nobody waits for ever."""
     assert way_out([launcher], signalled=signalled, seconds_left=left) == Leaving(wait_s=wait)

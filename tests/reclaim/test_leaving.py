@@ -12,7 +12,7 @@ import pytest
 
 from spotsafe.policy.leaving import AGENT_S, Leaving
 from spotsafe.reclaim import leaving
-from spotsafe.reclaim.leaving import agent_pid, ask_agent, leave, leave_at_exit
+from spotsafe.reclaim.leaving import agent_pid, ask_agent, leave
 
 
 class Waits:

@@ -2,9 +2,9 @@
 
 At the exit of the interpreter, behind what the program itself still does: signals end the process again by then.
 
-The agent of torchrun starts each rank in a session of its own (``start_new_session`` of
-``torch/distributed/elastic/multiprocessing/subprocess_handler``), so that the agent is the parent of the session's leader, also
-where a shell or a wrapper stands between it and this process.
+The agent of torchrun starts each rank in a session of its own (``start_new_session``, in the subprocess handler of
+``torch/distributed/elastic/multiprocessing``), so that the agent is the parent of the session's leader, also where a
+shell or a wrapper stands between it and this process.
 """
 
 from __future__ import annotations
