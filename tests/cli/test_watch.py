@@ -146,6 +146,16 @@ def test_the_exit_code_is_that_of_the_program(program: str, code: int) -> None:
     assert "no cloud seen" in err
 
 
+def test_started_by_somebody_who_ignores_the_end_of_children() -> None:
+    """As some launchers do, and what is ignored is inherited: the exit code is the program's all the same."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        watched = Watched(sys.executable, "-c", "raise SystemExit(5)")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert watched.end()[0] == 5
+
+
 def test_what_python_ignores_is_not_handed_down() -> None:
     """A program that is no Python ends at a closed pipe, as it does below a shell."""
     code, _, _ = Watched("sh", "-c", "kill -PIPE $$; exit 5").end()

@@ -76,6 +76,8 @@ class _Child:
 
     def start(self) -> None:
         """Start it; signals that come from now on are passed on."""
+        # Some launchers leave it ignored: then the kernel keeps no exit code of a child.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         blocked = {getattr(signal, one) for one in _PASSED_ON if hasattr(signal, one)}
         # None may come between the start and the handlers. The program itself begins as this process did.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
