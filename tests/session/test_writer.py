@@ -303,6 +303,8 @@ with program.session(url, writer="process") as run:
         if step == 1:
             run.wait()  # all there is at a descriptor is there by now
         if step == 3:
+            if sys.argv[3] == "idle":
+                run.wait()
             os.closerange(3, 200)
             held = [os.open(data, os.O_RDWR) for _ in range(40)]
 assert run.step == 8
@@ -311,11 +313,12 @@ assert run.step == 8
 
 @needs_process
 @pytest.mark.slow
-def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["idle", "busy"])
+def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path, when: str) -> None:
     """And what it opens at their numbers is neither written to nor taken for a save."""
     data = tmp_path / "data"
     data.write_bytes(b"precious " * 10_000)
-    command = [sys.executable, "-c", CLOSING, str(tmp_path / "run"), str(data)]
+    command = [sys.executable, "-c", CLOSING, str(tmp_path / "run"), str(data), when]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
     done = subprocess.run(
         command,

@@ -572,6 +572,36 @@ def test_both_saves_are_lost_when_it_dies(made: Make, run: Path, sink: Recording
     assert not writer.undecided
 
 
+def test_a_save_that_finds_it_dead_does_not_speak_for_the_one_before(
+    made: Make, run: Path, sink: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows what became of that one, and whoever takes the place of the process has to find out."""
+    writer, bury, seen = made(), ProcessWriter._bury, threading.Event()
+    write(writer, save(1))
+
+    def bury_later(self: ProcessWriter, link: Any) -> str:
+        assert seen.wait(PATIENCE_S)
+        return bury(self, link)
+
+    monkeypatch.setattr(ProcessWriter, "_bury", bury_later)
+    pid, one, two = the_writer(), save(2), save(3)
+    with stopped(pid):
+        writer.submit(one.job, one.arena)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not lives(pid), what="the end of the process")
+        writer.submit(two.job, two.arena)
+        assert (writer.has(one.job.name), writer.has(two.job.name)) == (True, False)
+        seen.set()
+        assert writer.drain(PATIENCE_S)
+    assert {result.name.step for result in writer.poll() if isinstance(result.error, WriterDied)} == {2, 3}
+    [event] = sink.of(WriterReplaced)
+    assert event.lost == (str(one.job.name),)
+    assert writer.undecided
+    write(writer, save(4))
+    assert published(run) == [4, 1]
+    assert not writer.undecided
+
+
 @pytest.mark.slow
 def test_ctrl_c_anywhere_in_submit(made: Make, run: Path) -> None:
     """Nobody knows then what the process has got: it is replaced, and no save is in flight for ever."""

@@ -228,11 +228,16 @@ def test_what_was_sent_before_the_end_arrives(ends: Ends) -> None:
         channel.send(ends[1], b"x")
 
 
-def test_an_end_that_the_program_has_closed_is_not_closed_again(ends: Ends, tmp_path: Path) -> None:
+def test_an_end_that_the_program_has_closed_is_used_no_more(ends: Ends, tmp_path: Path) -> None:
     """What is open at its number by now is the program's own."""
     number = ends[0].fileno()
     other = os.open(tmp_path / "data", os.O_CREAT | os.O_RDWR)
     os.dup2(other, number)
+    with pytest.raises(ConnectionAbortedError, match="the program has closed"):
+        channel.send(ends[0], b"x")
+    with pytest.raises(ConnectionAbortedError, match="the program has closed"):
+        channel.receive(ends[0])
+    channel.say_no_more(ends[0], socket.SHUT_RDWR)
     channel.close(ends[0])
     os.fstat(number)
     os.close(number)

@@ -7,6 +7,7 @@ waits for somebody to read. A large one lies in memory of its own, of which only
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import weakref
@@ -32,10 +33,29 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 def close(end: socket.socket) -> None:
     """Close one end of a `pair`, unless the program has: then nothing is open there, or something of its own."""
-    if file_at(end.fileno()) == _here.get(end):
+    if _is_ours(end):
         end.close()
     else:
         end.detach()
+
+
+def say_no_more(end: socket.socket, how: int) -> None:
+    """Shut one end of a `pair` down, or a direction of it; nothing if that is gone already."""
+    if _is_ours(end):
+        with contextlib.suppress(OSError):
+            end.shutdown(how)
+
+
+def _is_ours(end: socket.socket) -> bool:
+    """Whether that end is still what is open at its number; of one that came from elsewhere nobody knows."""
+    return end not in _here or file_at(end.fileno()) == _here[end]
+
+
+def _require_ours(end: socket.socket) -> None:
+    if not _is_ours(end):
+        raise ConnectionAbortedError(
+            errno.ECONNABORTED, "the program has closed the connection to the writer process"
+        )
 
 
 def send(end: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -45,6 +65,7 @@ def send(end: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> No
         BlockingIOError: the other side has not read for a long time.
         OSError: it is gone.
     """
+    _require_ours(end)
     if len(data) <= _MOST_INLINE:
         socket.send_fds(end, [_INLINE, data], descriptors)
         return
@@ -62,7 +83,9 @@ def receive(end: socket.socket) -> tuple[bytes, list[int]] | None:
 
     Raises:
         BlockingIOError: there is none yet.
+        ConnectionAbortedError: this side was closed by somebody else.
     """
+    _require_ours(end)
     for _ in range(2):
         try:
             data, descriptors, _, _ = socket.recv_fds(

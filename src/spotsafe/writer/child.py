@@ -14,6 +14,8 @@ import signal
 import time
 from collections.abc import Mapping
 
+from spotsafe.descriptors import close_if, file_at
+
 CONNECTION = 3
 """The descriptor that a child finds its connection at; behind it there are only those that nobody meant for it."""
 _LOOK_EVERY_S = 0.05
@@ -58,9 +60,15 @@ class Child:
         finally:
             os.close(apart)
         self._code: int | None = None
-        self.watch: int | None = None
+        self._watch = -1
         with contextlib.suppress(AttributeError, OSError):
-            self.watch = os.pidfd_open(self.pid)
+            self._watch = os.pidfd_open(self.pid)
+        self._file = file_at(self._watch)
+
+    @property
+    def watch(self) -> int | None:
+        """A descriptor that can be read from when it has ended; None where there is none, or the program closed it."""
+        return self._watch if self._file is not None and file_at(self._watch) == self._file else None
 
     @property
     def ended(self) -> bool:
@@ -81,24 +89,25 @@ class Child:
             left = end - time.monotonic()
             if left <= 0:
                 return None
-            if self.watch is None:
+            watch = self.watch
+            if watch is None:
                 time.sleep(min(left, _LOOK_EVERY_S))
             else:
                 poll = select.poll()
-                poll.register(self.watch, select.POLLIN)
+                poll.register(watch, select.POLLIN)
                 poll.poll(left * 1000)
         return self._code
 
     def kill(self) -> None:
         """SIGKILL, unless it has ended."""
         with contextlib.suppress(OSError):  # gone, or just found to be so by another thread
-            if self.watch is not None:
-                signal.pidfd_send_signal(self.watch, signal.SIGKILL)
+            watch = self.watch
+            if watch is not None:
+                signal.pidfd_send_signal(watch, signal.SIGKILL)
             elif not self.ended:
                 os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Watch it no more; when it has ended."""
-        if self.watch is not None:
-            os.close(self.watch)
-            self.watch = None
+        close_if(self._file, self._watch)
+        self._file = None

@@ -260,8 +260,7 @@ class ProcessWriter:
         idle, link = not self._flying, self._link
         if idle and not link.ready:
             self._kill(link)  # it has nothing to do yet, and would first get ready
-        with contextlib.suppress(OSError):
-            link.ours.shutdown(socket.SHUT_WR)
+        channel.say_no_more(link.ours, socket.SHUT_WR)
         if idle or self._instead is not None:
             self._tending.join(LEAVE_S)
             if self._tending.is_alive():  # it stands still, and nothing is lost with it
@@ -279,9 +278,12 @@ class ProcessWriter:
             self._send(link, job, arena, frozen, staging)
         except BlockingIOError:
             self._cut(link)  # it has not read for a long time
-        except ConnectionError as error:
+        except (
+            ConnectionError
+        ) as error:  # what it has been given before is lost when it is known to have ended
             _log.debug("the writer process is gone", exc_info=error)
-            self._lose(link)
+            self._flying.end(_died_over(job))
+            self._cut(link)  # it lives, if the program has closed all its descriptors
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a save is in its result
             self._flying.end(_failed(job, error))
             self._emit(SaveFailed(checkpoint=str(job.name), step=job.name.step, error=str(error)))
@@ -359,13 +361,13 @@ class ProcessWriter:
             return ""
         self._start(link)
         assert link.process is not None, "it was started"
-        poll = select.poll()
-        poll.register(link.ours, select.POLLIN)
-        if link.process.watch is not None:
-            poll.register(link.process.watch, select.POLLIN)
         while True:
-            ended = link.process.ended
-            poll.poll(0 if ended else None if link.process.watch is not None else _LOOK_EVERY_MS)
+            ended, watch = link.process.ended, link.process.watch
+            poll = select.poll()
+            poll.register(link.ours, select.POLLIN)
+            if watch is not None:
+                poll.register(watch, select.POLLIN)
+            poll.poll(0 if ended else None if watch is not None else _LOOK_EVERY_MS)
             if not self._hear(link) or ended:
                 break
         return self._bury(link)
@@ -475,14 +477,12 @@ class ProcessWriter:
     def _lose(self, link: _Link) -> None:
         for one in self._flying.kept():
             if one.link is link:
-                text = f"save {one.job.name}: the writer process ended over it"
-                self._flying.end(_failed(one.job, WriterDied(text)))
+                self._flying.end(_died_over(one.job))
 
     def _cut(self, link: _Link) -> None:
         """End a process that is of no use any more: whoever tends it sees the end, and replaces it."""
         self._kill(link)
-        with contextlib.suppress(OSError):
-            link.ours.shutdown(socket.SHUT_RDWR)
+        channel.say_no_more(link.ours, socket.SHUT_RDWR)
 
     def _kill(self, link: _Link) -> None:
         if link.process is not None:
@@ -500,6 +500,10 @@ def _message(
         there=open_numbers(),
     )
     return message, wire.encode(message), after
+
+
+def _died_over(job: SaveJob) -> SaveResult:
+    return _failed(job, WriterDied(f"save {job.name}: the writer process ended over it"))
 
 
 def _failed(job: SaveJob, error: BaseException) -> SaveResult:
