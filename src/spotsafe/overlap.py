@@ -52,6 +52,7 @@ class _Running:
     waited_s: float = 0.0
     whole: bool | None = None
     """None until it is judged."""
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,8 +233,12 @@ class Overlap:
         """
         assert self._running is None, "two steps never share a slot"
         copy = BesideCopy(plan, capture, arena, chosen, ahead=ahead)
-        copy.start()
         self._running, self._home = _Running(copy, then), threading.get_ident()
+        try:
+            copy.start()
+        except BaseException:  # Ctrl-C too: perhaps there is a thread
+            self.give_up()
+            raise
 
     def probe(self, plan: SavePlan, capture: Capture, arena: memoryview, chosen: frozenset[int]) -> None:
         """Find out whether anybody would have torn a copy beside training; this one was made at the safe point."""
@@ -243,6 +248,9 @@ class Overlap:
 
     def settle(self) -> None:
         """Wait until the copy under way is over, judge it, and do what is to be done then. Else nothing."""
+        if self._running is not None and self._running.given_up:
+            self.give_up()
+            return
         running = self._judged()
         if running is not None and self._running is running:
             self._running = None
@@ -250,14 +258,20 @@ class Overlap:
                 running.then(bool(running.whole), running.waited_s)
 
     def give_up(self) -> None:
-        """The save of the copy under way is not to be: wait for its thread, and forget it."""
-        running, self._running = self._running, None
-        if running is not None and os.getpid() == self._process:
-            running.watched.wait()
+        """The save of the copy under way is not to be: see that its thread is over, and forget it."""
+        running = self._running
+        if running is None:
+            return
+        running.given_up = True  # if Ctrl-C comes here, it counts as under way until the next `settle`
+        if os.getpid() == self._process:
+            running.watched.call_off()
+        self._running = None
 
     def _judged(self) -> _Running | None:
         running = self._running
-        if running is None or os.getpid() != self._process:  # a forked child has no thread that copies
+        if (
+            running is None or running.given_up or os.getpid() != self._process
+        ):  # a forked child has no such thread
             return None
         began = self._clock.monotonic()
         with self._lock:

@@ -234,7 +234,7 @@ class Saver:
         Returns:
             False if it is postponed, since saves are still in flight, whose memory it needs.
         """
-        self._take_stock()
+        self.poll()
         self.ready = True
         began = self.clock.monotonic()
         if not self.has_room:
@@ -263,7 +263,12 @@ class Saver:
             began=began,
             streamed=slots.streams,
         )
-        self._copier.copy(self._with_what_was_asked(due), beside=beside)
+        due = self._with_what_was_asked(due)
+        try:
+            self._copier.copy(due, beside=beside)
+        except BaseException:  # Ctrl-C: the program may go on
+            self._ask_again_for(due)
+            raise
         return True
 
     def poll(self) -> None:
@@ -273,10 +278,11 @@ class Saver:
             Superseded: a newer attempt of the run exists.
             SaveFailed: the third save in a row failed.
         """
-        newer = None
+        newer, stray = None, self._stray()
         for result in self.writer.poll():
             self._take(result)
             newer = result.superseded_by or newer
+        self._forget(stray)
         if newer is not None:
             other = "another attempt" if newer == self.lineage.record.attempt else "attempt"
             raise Superseded(
@@ -338,25 +344,31 @@ class Saver:
         """A save of which `copying` was told is not to be: nothing holds that step."""
         self._flights.pop(due.name, None)
         self._overdue = True
+        self._ask_again_for(due)
 
     def discarded(self, due: Due) -> None:
         """The copy is no state of any step."""
-        self._ask_again(_Asked(reason=due.reason, metrics=due.metrics))
         self.given_up(due)
         self.emit(events.SaveDiscarded(checkpoint=str(due.name), step=due.name.step))
 
     # -- inside ---
 
-    def _take_stock(self) -> None:
-        """Poll, and forget what Ctrl-C has cut off, wherever it came: a save that is nobody's any more is not to be."""
-        mine = self._slots.saves if not self.overlap.copying else ()
-        stray = [save for save in mine if not self.writer.has(save)]
-        self.poll()  # takes those that have just ended
-        for save in self._slots.saves:
-            if save in stray:
-                self._slots.give_back(save)
+    def _stray(self) -> list[CheckpointName]:
+        """Saves that are nobody's, or whose result has just come: Ctrl-C may cut off one anywhere."""
+        awaited = () if self._frozen.awaited is None else (self._frozen.awaited,)
+        mine = () if self.overlap.copying else dict.fromkeys((*self._flights, *self._slots.saves, *awaited))
+        return [save for save in mine if not self.writer.has(save)]
+
+    def _forget(self, saves: Collection[CheckpointName]) -> None:
+        """Those whose result did not come are not to be: nothing holds their steps, and what they were for is due."""
+        for save in saves:
+            if save in self._slots.saves or save == self._frozen.awaited:
                 self._frozen.forget_staged(save)
-                self._flights.pop(save, None)
+                self._slots.give_back(save)
+            flight = self._flights.pop(save, None)
+            if flight is not None:
+                self._ask_again(flight.asked)
+                self._overdue = True
 
     def _plan_pieces(self, capture: Capture, *, most: int) -> SavePlan:
         """A plan whose files fit into a slot of so many bytes."""
@@ -369,6 +381,11 @@ class Saver:
             way = f"they are written through {human.size(most)}, piece by piece, while training waits"
             self.emit(events.Warned(message=f"{text}: {way}. staging_memory= sets how much there is"))
         return plan
+
+    def _ask_again_for(self, due: Due) -> None:
+        """The same for a save that was given up; not if the writer has it all the same."""
+        if not self.writer.has(due.name):
+            self._ask_again(_Asked(reason=due.reason, metrics=due.metrics))
 
     def _ask_again(self, asked: _Asked) -> None:
         """A save is to be made again, together with others that are."""
@@ -435,8 +452,11 @@ class Saver:
             return
         if result.superseded_by is not None and result.error is None:
             return
-        if result.abandoned:
-            return  # `save` raised why
+        if result.abandoned:  # `save` raised why
+            self._overdue = True
+            if flight is not None:
+                self._ask_again(flight.asked)
+            return
         # A file that checkpoints refer to is gone: all of them lack it, so do not wait for the next interval. Nor is
         # it the store's fault if a writer process ended: that has been told, and how often it may is counted there.
         self._overdue = self._overdue or isinstance(result.error, StorageNotFound | WriterDied)

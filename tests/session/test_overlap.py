@@ -402,7 +402,7 @@ def test_memory_that_goes_to_other_processes(step: int) -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("where", ["copy", "sink"])
+@pytest.mark.parametrize("where", ["copy", "handing over", "sink"])
 def test_an_interrupted_save_is_made_at_the_end(
     where: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +422,11 @@ def test_an_interrupted_save_is_made_at_the_end(
 
     if where == "sink":
         run.options["events"] = [run.sink, Impatient()]
+    elif where == "handing over":  # between two lines, where nothing looks after it
+        give = copying.Copier._hand_over
+        monkeypatch.setattr(
+            copying.Copier, "_hand_over", lambda *args, **more: (interrupt(), give(*args, **more))
+        )
     else:
         real = copying.stage
         monkeypatch.setattr(copying, "stage", lambda *args, **more: (interrupt(), real(*args, **more)))
@@ -434,6 +439,39 @@ def test_an_interrupted_save_is_made_at_the_end(
             session.wait()
     assert interrupted
     assert run.published == each_step(5)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_no_copy_goes_on_behind_an_interrupt(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while its thread starts, and once more while that is waited for: the next save lies in the same memory."""
+    run, left = Numbered(), [times]
+    start, call_off = BesideCopy.start, BesideCopy.call_off
+
+    def interrupted(self: BesideCopy) -> None:
+        start(self)
+        if run.optimizer.param_groups[0]["params"][0][0] == 5 and left[0] == times:
+            left[0] -= 1
+            raise KeyboardInterrupt
+
+    def impatient(self: BesideCopy) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        call_off(self)
+
+    monkeypatch.setattr(BesideCopy, "start", interrupted)
+    monkeypatch.setattr(BesideCopy, "call_off", impatient)
+    with spotsafe.session(run.store, model=run.model, optimizer=run.optimizer, **run.options) as session:
+        with pytest.raises(KeyboardInterrupt):
+            for _ in session.range(8, name="first"):
+                run.optimizer.step()
+                session.wait()
+        assert any(one.name == beside.NAME for one in threading.enumerate()) == (times == 3)
+        for _ in session.range(3, name="second"):
+            run.optimizer.step()
+            session.wait()
+    assert left == [0]
+    assert run.published == {step: {float(step)} for step in (8, 7, 6, 4, 3, 2, 1)}
 
 
 def write_uncounted(run: Numbered) -> None:

@@ -16,12 +16,14 @@ import spotsafe
 from spotsafe import assembling, events as ev
 from spotsafe.checkpoint.candidates import candidates, look
 from spotsafe.checkpoint.verify import verify
+from spotsafe.copying import Copier
 from spotsafe.errors import StorageUnavailable, UnsupportedState
 from spotsafe.loading import decode, with_selected
 from spotsafe.policy.staging_memory import SlotChoice
 from spotsafe.slots import Slots
 from spotsafe.storage.local import LocalStore
 from spotsafe.storage.store import Store
+from spotsafe.tensors.frozen import FrozenTensors
 from spotsafe.testing.faults import FailingStore
 from spotsafe.testing.memory import MemoryStore
 from spotsafe.writer.process import can_run
@@ -280,6 +282,32 @@ def test_a_slot_that_an_interrupt_has_left_behind_is_used_again(
         run.wait()
         monkeypatch.setattr(Slots, "take", taken)
     assert len(steps_there(gate.inner)) >= 1
+
+
+def test_what_is_frozen_is_not_awaited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a save that staged it is given away, and twice more while that is put right."""
+    store, ill, forgotten = MemoryStore(), [3], list[Any]()
+    job, submit, forget = Job(store, writer="thread", keep=10), Copier._submit, FrozenTensors.forget_staged
+
+    def impatient(go_on: Any, *args: Any, **more: Any) -> Any:
+        if ill[0]:
+            ill[0] -= 1
+            raise KeyboardInterrupt
+        return go_on(*args, **more)
+
+    monkeypatch.setattr(Copier, "_submit", lambda *args, **more: impatient(submit, *args, **more))
+    monkeypatch.setattr(
+        FrozenTensors, "forget_staged", lambda *args: (forgotten.append(args), impatient(forget, *args))
+    )
+    with job.session as run:
+        with pytest.raises(KeyboardInterrupt):
+            for _ in run.range(5, name="first"):
+                job.optimizer.step()
+        assert (ill, len(forgotten)) == ([0], 2)
+        for _ in run.range(2, name="second"):
+            job.optimizer.step()
+            run.wait()
+    assert steps_there(store) == [3, 2]
 
 
 @needs_process

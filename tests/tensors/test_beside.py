@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -106,6 +108,33 @@ def test_memory_is_kept_while_it_is_read() -> None:
     copy.wait()
     start = plan.placements[0].arena_offset
     assert torch.frombuffer(arena.view, dtype=torch.float32, offset=start, count=LARGE).eq(1).all()
+
+
+def test_a_copy_is_called_off_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its thread is there, before that looks for work, and while it works: nothing is copied behind that."""
+    plan, capture, arena = planned(torch.ones(LARGE))
+    never = BesideCopy(plan, capture, arena.view, {0})
+    never.call_off()
+    never.start()
+    never.wait()
+    assert not any(arena.view)
+    assert never.differing() == ["t0"], "nobody takes it for whole"
+
+    begun, go_on, copy = threading.Event(), threading.Event(), beside._copy
+
+    def late(*move: int) -> object:
+        begun.set()
+        assert go_on.wait(60)
+        return copy(*move)
+
+    monkeypatch.setattr(beside, "_copy", late)
+    at_work = BesideCopy(plan, capture, arena.view, {0})
+    at_work.start()
+    assert begun.wait(60)
+    threading.Timer(0.01, go_on.set).start()
+    at_work.call_off()
+    assert go_on.is_set()
+    assert at_work.differing() == []
 
 
 def test_what_is_not_plain_memory_is_not_copied_beside() -> None:

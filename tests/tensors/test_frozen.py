@@ -16,6 +16,7 @@ from spotsafe.checkpoint.layout import CheckpointName, frozen_file
 from spotsafe.tensors.frozen import BUFFER_BYTES, PARAMETER_BYTES, RECHECK, FrozenTensors, StagedFrozen
 from spotsafe.tensors.tree import Capture
 from spotsafe.tracking import Tracker
+from spotsafe.writer.arena import Arena
 from spotsafe.writer.job import SaveResult
 from spotsafe.writer.lending import RENEW_S, HeldFiles
 
@@ -132,6 +133,28 @@ def test_staged_again_to_be_compared_when_old_and_after_a_failure() -> None:
     assert saves.save().arena is not None
     assert saves.save().arena is None
     assert saves.told == []
+
+
+def test_what_is_known_needs_no_memory_to_be_looked_at_again() -> None:
+    """Where there is none it is put off to the next save; what has to be staged does need it."""
+    saves, full = Saves(), [False]
+
+    def arena(size: int) -> Arena:
+        if full[0]:
+            raise MemoryError(f"no {size} bytes")
+        return Arena(size)
+
+    saves.frozen = FrozenTensors(saves.held, rank=0, warn=saves.told.append, arena=arena)
+    full[0] = True
+    with pytest.raises(MemoryError):
+        saves.save()
+    assert not saves.frozen.awaits_result
+    full[0] = False
+    saves.save()
+    full[0] = True
+    assert [saves.save().arena for _ in range(RECHECK + 1)] == [None] * (RECHECK + 1)
+    full[0] = False
+    assert saves.save().arena is not None
 
 
 def write(model: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ _SAMPLE = 64
 """Bytes at the beginning, the middle and the end of a tensor that are remembered from the safe point."""
 _ALL = 3 * _SAMPLE
 NAME = "spotsafe-copy"
+_LOOK_EVERY_S = 0.002
 
 # Unlike `PyDLL`, these let the interpreter's lock go while they work: training goes on.
 _libc = ctypes.CDLL(None)
@@ -67,6 +69,9 @@ class Watched:
     def wait(self) -> None:
         """Return when nothing is being copied."""
 
+    def call_off(self) -> None:
+        """The same, as soon as can be: nobody will use what is copied."""
+
     def moved(self) -> list[str]:
         """Names of the tensors that were written meanwhile, as far as torch counts writes, or whose memory is gone."""
         return [self._names[at] for at, alias in self._held.items() if _mark(alias) != self._marks[at]]
@@ -103,6 +108,9 @@ class BesideCopy(Watched):
     What else that thread can do for the save, `ahead` does.
 
     Until `wait` has returned and nobody `moved`, the arena holds no state: the program may write at any time.
+
+    There is no lock in it, and it does not matter where in `start` Ctrl-C comes: whether there is a thread then, nobody
+    knows, but not what it does.
     """
 
     def __init__(
@@ -117,8 +125,10 @@ class BesideCopy(Watched):
         super().__init__(plan, capture, arena, chosen)
         self._ahead = ahead
         self._samples = _samples([(move.source, move.nbytes) for move in self._moves])
-        self._differing: list[str] = []
+        self._differing = list(self._names.values())  # nothing is there yet
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self._to_do = [self._moves]  # the thread takes it out, unless it is called off before
+        self._at_work = False
 
     def start(self) -> None:
         """Begin to copy.
@@ -129,8 +139,17 @@ class BesideCopy(Watched):
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when everything is copied."""
-        self._thread.join()
+        """Return when everything is copied; after `start`."""
+        while self._to_do or self._at_work or self._thread.is_alive():
+            if self._thread.is_alive():
+                self._thread.join()
+            else:  # it is about to begin
+                time.sleep(_LOOK_EVERY_S)
+
+    def call_off(self) -> None:
+        """Return when nothing is being copied, nor ever will be; at any time."""
+        self._to_do.clear()
+        self.wait()
 
     def differing(self) -> list[str]:
         """The same, of what was other already when it was copied; to be asked after `wait`.
@@ -141,13 +160,24 @@ class BesideCopy(Watched):
         return self._differing
 
     def _run(self) -> None:
-        for at, move in enumerate(self._moves):
+        self._at_work = True  # before it looks for work: whoever calls it off looks here afterwards
+        try:
+            self._copy(self._to_do.pop())
+        except IndexError:  # it was called off
+            return
+        finally:
+            self._at_work = False
+
+    def _copy(self, moves: Sequence[_Move]) -> None:
+        differing = []
+        for at, move in enumerate(moves):
             for source, target, nbytes in _chunks(move):
                 if not self._is_there(move.tensor):
                     break
                 _copy(target, source, nbytes)
             if _samples([(move.target, move.nbytes)]) != self._samples[at * _ALL : (at + 1) * _ALL]:
-                self._differing.append(self._names[move.tensor])
+                differing.append(self._names[move.tensor])
+        self._differing = differing
         with contextlib.suppress(Exception):  # it is done again where it is needed
             self._ahead()
 

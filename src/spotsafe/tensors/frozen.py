@@ -150,6 +150,11 @@ class FrozenTensors:
         self._saves = 0  # since everything was staged
 
     @property
+    def awaited(self) -> CheckpointName | None:
+        """The save that staged everything, until its result is taken or it is forgotten."""
+        return None if self._pending is None else self._pending.save
+
+    @property
     def awaits_result(self) -> bool:
         """Whether a save is in flight that staged everything.
 
@@ -195,9 +200,8 @@ class FrozenTensors:
         plan = self._plans.plan(tensors, rank=self._rank)
         held = {file.name: self._held.get(file.name) for file in plan.files}
         same = plan is self._plan and None not in held.values()
-        arena = None
-        if not same or self._saves + 1 >= RECHECK:
-            arena = self._arena(plan.arena_size)
+        arena = self._room(plan, needed=not same) if not same or self._saves + 1 >= RECHECK else None
+        if arena is not None:
             stage(plan, Capture(state={}, tensors=tuple(tensors)), arena.view)
             # Again: what is compared later is what was copied.
             self._pending = _Pending(save=save, plan=plan, marks=_marks_of(tensors), unexpected=same)
@@ -211,6 +215,15 @@ class FrozenTensors:
             for file in plan.files
         )
         return StagedFrozen(files=files, tensors=plan.tensors, arena=arena)
+
+    def _room(self, plan: SavePlan, *, needed: bool) -> Arena | None:
+        """Memory to stage it in; None if there is none, where it would only be looked at again."""
+        try:
+            return self._arena(plan.arena_size)
+        except MemoryError:
+            if needed:
+                raise
+            return None
 
     def forget_staged(self, save: CheckpointName) -> None:
         """A save for which `stage` was called was given up."""

@@ -15,8 +15,8 @@ def collection_paused() -> Iterator[None]:
     program, find nothing, and take twice as long as the capture itself.
     """
     enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if enabled:

@@ -99,8 +99,10 @@ class Arena:
         )
         try:
             self._touching.start()
-        except RuntimeError:  # no thread to be had
+        except BaseException as error:  # Ctrl-C too: nobody knows whether there is a thread to wait for
             self._touching = None
+            if not isinstance(error, RuntimeError):  # no thread to be had
+                raise
 
     def close(self) -> None:
         """Give the memory back: at once, or as soon as the last array over it is gone. Nothing in a forked child."""
