@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import re
+import resource
 import sys
 from pathlib import Path
 
@@ -85,6 +87,17 @@ def test_version_1(tree: Tree) -> None:
     assert tree.groups()[1] == Group(limit=4 * GIB, used=3 * GIB, cache=2 * GIB)
     assert tree.now().left == 3 * GIB
     assert tree.now(LOCAL_WORLD_SIZE="4").left == 3 * GIB // 4
+
+
+def test_the_address_space_of_this_process(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ulimit -v``: the limit, and all that is mapped; where either is not known there is none."""
+    limits = {resource.RLIMIT_AS: (2 * GIB, resource.RLIM_INFINITY)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    assert tree.now().own is None
+    tree.put(tree.proc / "self/statm", f"{GIB // mmap.PAGESIZE} 1 1 1 0 1 0\n")
+    assert tree.now(LOCAL_WORLD_SIZE="4") == Memory(own=Group(limit=2 * GIB, used=GIB), ranks=4)
+    limits[resource.RLIMIT_AS] = resource.RLIM_INFINITY, resource.RLIM_INFINITY
+    assert tree.now().own is None
 
 
 def test_nothing_there_is_unlimited(tree: Tree) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from spotsafe import slots as slots_module
 from spotsafe.checkpoint.layout import CheckpointName
-from spotsafe.policy.staging_memory import SlotChoice
+from spotsafe.policy.staging_memory import LEAST_BYTES, STREAM_BYTES, SlotChoice
 from spotsafe.slots import Slots
+from spotsafe.writer.arena import Arena
 
 PAGE = 4096
 
@@ -122,6 +124,62 @@ def test_memory_is_touched_before_the_first_save_only() -> None:
     streaming = Slots(
         choose=lambda needed, beside: SlotChoice(count=1, size=needed, streams=True), shared=False
     )
-    streaming.prepare(PAGE)
+    streaming.prepare(64 << 20)
     streaming.touch()
-    assert streaming._unused == []
+    assert [one._touching for one in streaming._unused] == [None]
+    streaming.close(idle=True)
+
+
+@pytest.fixture
+def granted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that the system grants to all slots together, to be set; it takes nothing back."""
+    left = [0]
+
+    def arena(size: int, *, shared: bool) -> Arena:
+        if size > left[0]:
+            raise MemoryError(f"no {size} bytes")
+        left[0] -= size
+        return Arena(PAGE, shared=shared)
+
+    monkeypatch.setattr(slots_module, "Arena", arena)
+    return left
+
+
+def test_one_has_to_do_where_the_system_grants_no_second(granted: list[int]) -> None:
+    """What was chosen is a guess; the save waits for the slot that is there."""
+    granted[0] = 3 * PAGE
+    both, _ = slots(2)
+    assert both.prepare(2 * PAGE) == SlotChoice(count=2, size=2 * PAGE)
+    both.take(name(1))
+    assert both.free == 1
+    assert both.prepare(2 * PAGE) is None
+    assert (both.free, both.count) == (0, 1)
+    both.give_back(name(1))
+    assert both.prepare(2 * PAGE) == SlotChoice(count=1, size=2 * PAGE)
+    both.close(idle=True)
+
+
+def test_a_state_is_streamed_where_the_system_grants_no_slot(granted: list[int]) -> None:
+    """Through the largest that it does grant; when it grants more, all of it is staged again."""
+    one, chosen = slots(1)
+    granted[0] = STREAM_BYTES // 4
+    size = 4 * STREAM_BYTES
+    assert one.prepare(size) == SlotChoice(count=1, size=STREAM_BYTES // 4, streams=True)
+    granted[0] = 2 * size
+    assert one.prepare(size) == SlotChoice(count=1, size=size)
+    one.take(name(1))
+    one.give_back(name(1))
+    assert one.prepare(size) == SlotChoice(count=1, size=size)
+    assert set(chosen.asked) == {(size, 0)}
+    one.close(idle=True)
+
+
+def test_where_not_even_the_smallest_is_granted(granted: list[int]) -> None:
+    """That is an error, and nothing is left of the attempt."""
+    one, _ = slots(1)
+    granted[0] = LEAST_BYTES - 1
+    with pytest.raises(MemoryError):
+        one.prepare(STREAM_BYTES)
+    granted[0] = STREAM_BYTES
+    assert one.prepare(STREAM_BYTES) == SlotChoice(count=1, size=STREAM_BYTES)
+    one.close(idle=True)

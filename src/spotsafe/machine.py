@@ -12,6 +12,8 @@ Sources, of the kernel's documentation (docs.kernel.org):
 
     filesystems/proc, "meminfo": ``MemAvailable``, an estimate of what new programs can have without swapping.
 
+    filesystems/proc, "statm": the first number is the size of the address space, in pages.
+
     madvise(2), of man7.org: ``MADV_POPULATE_WRITE``, since Linux 5.14.
 """
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -59,6 +62,7 @@ def memory_now(
     return Memory(
         free=meminfo("MemAvailable", proc=proc),
         groups=tuple(memory_groups(proc=proc, cgroup=cgroup)),
+        own=address_space(proc=proc),
         ranks=next((int(env[name]) for name in _LOCAL_RANKS if env.get(name, "").isdigit()), 1),
     )
 
@@ -119,6 +123,18 @@ def memory_groups(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Iterator[Group
             parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
             for depth in range(len(parts) + 1):
                 yield from _group(top.joinpath(*parts[:depth]), names)
+
+
+def address_space(*, proc: Path = PROC) -> Group | None:
+    """What this process may map (``ulimit -v``) and has mapped; None if it has no limit.
+
+    A slot takes addresses as any memory does.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    with suppress(OSError, ValueError, IndexError):
+        used = int((proc / "self/statm").read_text().split()[0]) * mmap.PAGESIZE
+        return None if limit == resource.RLIM_INFINITY else Group(limit=limit, used=used)
+    return None
 
 
 def _group(folder: Path, names: _Names) -> Iterator[Group]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spotsafe.checkpoint.layout import CheckpointName
 from spotsafe.policy.staging_memory import SlotChoice
@@ -67,13 +67,16 @@ class Slots:
 
         Returns:
             What it is to be staged in; None if another save has to be written before.
+
+        Raises:
+            MemoryError: the system does not grant even the smallest.
         """
         if self.choice is None or self.choice.streams or self.choice.size < size:
             if self._leases:
                 return None
             self._close_unused()
             self.choice = self.choose(size, beside)
-        return self.choice if self.free > 0 else None
+        return self._granted(self.choice) if self.free > 0 else None
 
     def take(self, save: CheckpointName, *, size: int = 0) -> Lease:
         """A slot for a save, after `prepare`.
@@ -96,10 +99,8 @@ class Slots:
     def touch(self) -> None:
         """After `prepare`: have the memory of the first save there before it is needed."""
         assert self.choice is not None, "prepared"
-        if not self._unused and not self._leases and not self.choice.streams:
-            arena = self.new(self.choice.size)
-            self._unused.append(arena)
-            arena.touch()
+        if self._unused and not self._leases and not self.choice.streams:
+            self._unused[-1].touch()
 
     def new(self, size: int) -> Arena:
         """Memory of the same kind that is no slot."""
@@ -123,6 +124,21 @@ class Slots:
         for save in list(self._leases) if idle else ():
             self.give_back(save)
         self._close_unused()
+
+    def _granted(self, choice: SlotChoice) -> SlotChoice | None:
+        """Make the next slot if there is none: a smaller one where the system does not grant as much as was chosen."""
+        while not self._unused:
+            try:
+                self._unused.append(self.new(choice.size))
+            except MemoryError:
+                if self._leases:  # one has to do
+                    self.choice = replace(choice, count=len(self._leases))
+                    return None
+                smaller = choice.smaller
+                if smaller is None:
+                    raise
+                self.choice = choice = smaller
+        return choice
 
     def _close_unused(self) -> None:
         while self._unused:

@@ -75,6 +75,28 @@ def test_what_the_user_gives_is_used(bytes_: int, choice: SlotChoice) -> None:
     assert choose_slots(GIB, memory=Memory(), given=bytes_) == choice
 
 
+def test_the_limit_of_one_process_is_shared_with_nobody() -> None:
+    """A group is."""
+    own = Group(limit=5 * GIB, used=GIB)
+    assert Memory(own=own, ranks=8).left == 4 * GIB
+    assert Memory(free=16 * GIB, own=own, ranks=8).left == 2 * GIB
+    assert Memory(free=64 * GIB, own=own, ranks=8).left == 4 * GIB
+
+
+def test_what_to_try_where_the_system_grants_less() -> None:
+    """A quarter each time, as a power of two, down to the smallest slot; a state that is smaller has no other way."""
+    choice: SlotChoice | None = SlotChoice(count=2, size=5 * GIB)
+    tried = []
+    while choice is not None and (choice := choice.smaller) is not None:
+        assert (choice.count, choice.streams) == (1, True)
+        tried.append(choice.size)
+    assert tried == [STREAM_BYTES >> shift for shift in (0, 2, 4, 6)] + [LEAST_BYTES]
+    assert SlotChoice(count=1, size=3 * LEAST_BYTES).smaller == SlotChoice(
+        count=1, size=LEAST_BYTES, streams=True
+    )
+    assert SlotChoice(count=1, size=LEAST_BYTES).smaller is None
+
+
 sizes = st.integers(0, 1 << 40)
 
 

@@ -108,6 +108,49 @@ def test_saves_where_only_the_state_fits(group: Path, tmp_path: Path) -> None:
     assert all(verify(store, name) == [] for name in found)
 
 
+ADDRESSES = """
+import os, resource, sys, torch, spotsafe
+
+weights = {f"w{n}": torch.zeros(4 << 20) for n in range(4)}
+with spotsafe.session(sys.argv[1], state=weights, save_every=1, keep=2, watch=None, writer="process") as run:
+    for step in run.range(6):
+        for one in weights.values():
+            one.fill_(step + 1)
+        if step == 1:  # a slot is there
+            run.wait()
+            with open("/proc/self/statm") as file:
+                mapped = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + (32 << 20),) * 2)
+os.write(1, f"{len(run.failures)} failed".encode())
+"""
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "later"])
+def test_saves_where_the_address_space_is_small(tmp_path: Path, late: bool) -> None:
+    """``ulimit -v``: there is no second slot, or not even one, and training goes on with what there is."""
+    program = (
+        ADDRESSES
+        if late
+        else ADDRESSES.replace("if step == 1:", "if step == 0:").replace("run.wait()", "pass")
+    )
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": path, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    assert done.stdout.endswith("0 failed")
+    store = LocalStore(tmp_path / "run")
+    [newest, *_] = [one.name for one in candidates(store, look(store)) if one.manifest is not None]
+    assert newest.step == 6
+    assert verify(store, newest) == []
+    assert ("do not fit in the memory" in done.stderr) != late
+
+
 def test_the_limit_is_one(group: Path, tmp_path: Path) -> None:
     """Who is told to stage all of it there is killed: so this is a test of something."""
     done = run_in(group, tmp_path, staging_memory=2 * STATE)

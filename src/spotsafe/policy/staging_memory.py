@@ -20,7 +20,7 @@ LEAST_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A control group that this process is in, as far as memory goes; in bytes."""
+    """A control group that this process is in, or the process alone, as far as memory goes; in bytes."""
 
     limit: int
     used: int = 0
@@ -41,14 +41,19 @@ class Memory:
     """Bytes that the machine can give without swapping; None if nobody knows."""
     groups: tuple[Group, ...] = ()
     """Those that have a limit."""
+    own: Group | None = None
+    """The limit of this process alone, if it has one."""
     ranks: int = 1
     """Processes of the job on this machine. All of them save at the same time."""
 
     @property
     def left(self) -> int | None:
         """Bytes for each of them; None if there is no limit that anybody knows of."""
-        known = [group.left for group in self.groups] + ([] if self.free is None else [self.free])
-        return min(known) // max(1, self.ranks) if known else None
+        shared = [group.left for group in self.groups] + ([] if self.free is None else [self.free])
+        known = [left // max(1, self.ranks) for left in shared] + (
+            [] if self.own is None else [self.own.left]
+        )
+        return min(known, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,12 @@ class SlotChoice:
     """Bytes of each."""
     streams: bool = False
     """Whether the state fits in none, and goes through one piece by piece, while training waits."""
+
+    @property
+    def smaller(self) -> SlotChoice | None:
+        """What to try where the system does not grant this; None if there is nothing to try."""
+        size = max(min(_power_below(self.size // 4), STREAM_BYTES), LEAST_BYTES)
+        return SlotChoice(count=1, size=size, streams=True) if size < self.size else None
 
 
 def choose_slots(needed: int, *, beside: int = 0, memory: Memory, given: int | None = None) -> SlotChoice:
