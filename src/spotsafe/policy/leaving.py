@@ -3,8 +3,8 @@
 What launchers make of an exit (`docs/launchers.md` has the sources):
 
 - A bare program and a pod of Kubernetes are started again after a code that is not 0.
-- Slurm requeues a preempted job only if it is still alive when its grace is over; SkyPilot takes a code that is not 0 for
-  a failure of the program, but starts it anew where the machine went away.
+- Slurm requeues a preempted job only if it is still alive when its grace is over; SkyPilot takes a code that is not 0
+  for a failure of the program, but starts it anew where the machine went away.
 - The agent of torchrun starts all ranks again after a code that is not 0, on the machine that is about to go, and takes
   0 for the end of the job. It ends without a restart if it gets a SIGTERM itself.
 """
