@@ -512,7 +512,11 @@ def test_a_forked_child_holds_nothing_of_it(made: Make, run: Path) -> None:
         os.close(write_end)
         held = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if name.isdigit()
                 and os.path.lexists(f"/proc/self/fd/{name}")]  # fmt: skip
-        ours = [name for name in held if "memfd:spotsafe" in name or ("/spotsafe-" in name and name.endswith(".lock"))]
+        ours = [
+            name
+            for name in held
+            if "memfd:spotsafe" in name or ("/spotsafe-" in name and name.endswith(".lock"))
+        ]
         try:
             writer._link.ours.fileno()
             closed = writer._link.ours.fileno() == -1
