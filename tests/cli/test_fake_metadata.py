@@ -40,6 +40,11 @@ def test_a_notice_comes_when_it_was_asked_for() -> None:
     assert notice.action == "stop"
 
 
+def test_every_cloud_is_offered(call: Callable[..., Result]) -> None:
+    """The help names them."""
+    assert "{aws|gcp|azure" in call("fake-metadata", "--help").output
+
+
 def test_a_port_that_is_taken(call: Callable[..., Result]) -> None:
     """An error that names it."""
     with FakeAwsMetadata() as other:

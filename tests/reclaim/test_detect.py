@@ -12,6 +12,7 @@ import pytest
 
 from spotsafe.events import WatcherBlind
 from spotsafe.reclaim.aws import AwsWatcher
+from spotsafe.reclaim.azure import AzureWatcher
 from spotsafe.reclaim.detect import detect, read_dmi
 from spotsafe.reclaim.file import FileWatcher
 from spotsafe.reclaim.gcp import GcpWatcher
@@ -43,6 +44,13 @@ def test_compute_engine_polls_its_metadata():
     """The firmware's word is enough there too."""
     [watcher] = detect(environ={}, dmi=firmware(product_name="Google Compute Engine"))
     assert isinstance(watcher, GcpWatcher)
+
+
+def test_azure_polls_its_metadata():
+    """By vendor and asset tag."""
+    tag = "7783-7084-3265-9085-8269-3286-77"
+    [watcher] = detect(environ={}, dmi=firmware(sys_vendor="Microsoft Corporation", chassis_asset_tag=tag))
+    assert isinstance(watcher, AzureWatcher)
 
 
 def test_variables_turn_sources_on_anywhere(tmp_path: Path):

@@ -7,10 +7,15 @@ import contextlib
 import click
 
 from spotsafe.testing.aws import FakeAwsMetadata
+from spotsafe.testing.azure import FakeAzureMetadata
 from spotsafe.testing.gcp import FakeGcpMetadata
 from spotsafe.testing.metadata import FakeMetadata, serve
 
-_CLOUDS: dict[str, type[FakeMetadata]] = {"aws": FakeAwsMetadata, "gcp": FakeGcpMetadata}
+_CLOUDS: dict[str, type[FakeMetadata]] = {
+    "aws": FakeAwsMetadata,
+    "gcp": FakeGcpMetadata,
+    "azure": FakeAzureMetadata,
+}
 
 
 @click.command("fake-metadata")

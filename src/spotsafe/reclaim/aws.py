@@ -19,13 +19,12 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 
 from spotsafe.clock import Clock, SystemClock
 from spotsafe.errors import WatcherUnavailable
 from spotsafe.reclaim.http import LocalHttp, Reply
 from spotsafe.reclaim.notice import NoticeKind, ReclaimNotice, deadline_after
+from spotsafe.reclaim.times import server_time, wall_seconds
 
 IPV4_ENDPOINT = "http://169.254.169.254"
 IPV6_ENDPOINT = "http://[fd00:ec2::254]"
@@ -149,8 +148,8 @@ class AwsWatcher:
         deadline = None
         if action == "hibernate":
             deadline = now
-        elif (at := _wall_seconds(said.get("time"))) is not None:
-            left = at - _server_time(reply, else_=self._clock.wall())
+        elif (at := wall_seconds(said.get("time"))) is not None:
+            left = at - server_time(reply, else_=self._clock.wall())
             if left < -STALE_AFTER_S:
                 return None
             deadline = deadline_after(left, now=now, at_most=LONGEST_NOTICE_S)
@@ -260,21 +259,3 @@ def _lifetime(reply: Reply, *, asked_for: int) -> float:
     with contextlib.suppress(ValueError):
         return max(1.0, float(int(reply.headers.get(TTL_HEADER.lower(), ""))))
     return float(asked_for)
-
-
-def _server_time(reply: Reply, *, else_: float) -> float:
-    """The service's own clock, which its times are by; this machine's may be wrong by minutes."""
-    with contextlib.suppress(ValueError, OverflowError):
-        at = parsedate_to_datetime(reply.headers.get("date", ""))
-        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
-    return else_
-
-
-def _wall_seconds(text: object) -> float | None:
-    """Seconds since 1970 of an ISO 8601 time like 2017-09-18T08:22:00Z (UTC where it names no zone)."""
-    if not isinstance(text, str):
-        return None
-    with contextlib.suppress(ValueError, OverflowError):
-        at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
-    return None

@@ -52,7 +52,13 @@ class LocalHttp:
         self._closed = False
 
     def request(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, read_timeout_s: float = 2.0
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        read_timeout_s: float = 2.0,
     ) -> Reply:
         """Send one request and read its answer. Redirects are not followed.
 
@@ -60,6 +66,7 @@ class LocalHttp:
             method: like ``GET``.
             path: from the slash on, with the query.
             headers: to send.
+            body: to send; None for none.
             read_timeout_s: seconds without a byte before giving up; also the limit for reading the body.
 
         Raises:
@@ -72,12 +79,12 @@ class LocalHttp:
             self._hold(connection.sock)
             connection.sock.settimeout(read_timeout_s)
             connection.request(
-                method, self._prefix + path, headers={"Connection": "close", **(headers or {})}
+                method, self._prefix + path, body, headers={"Connection": "close", **(headers or {})}
             )
             response = connection.getresponse()
-            body = _read(response, until=time.monotonic() + read_timeout_s)
+            answer = _read(response, until=time.monotonic() + read_timeout_s)
             return Reply(
-                response.status, {name.lower(): value for name, value in response.getheaders()}, body
+                response.status, {name.lower(): value for name, value in response.getheaders()}, answer
             )
         except http.client.HTTPException as error:
             raise ConnectionError(f"not a whole HTTP answer: {type(error).__name__}: {error}") from error
