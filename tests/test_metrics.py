@@ -50,8 +50,9 @@ def test_a_failed_measurement_is_a_number(value: float) -> None:
 @pytest.mark.parametrize("value", ["0.5", b"0.5", None, [0.5], torch.zeros(2), torch.zeros(0), 1j, object()])
 def test_what_is_no_number(value: Any) -> None:
     """Text is none either, though `float` takes it."""
-    with pytest.raises(TypeError, match=r"metric 'loss' is .*no number"):
+    with pytest.raises(TypeError, match=r"metric 'loss' is .*no number") as caught:
         numbers_of({"loss": value})
+    assert not isinstance(value, str) or caught.value.__cause__ is None
 
 
 def test_a_number_that_no_float_can_hold() -> None:

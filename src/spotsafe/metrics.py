@@ -67,9 +67,9 @@ def _name(name: object) -> str:
 
 def _number(name: str, value: Any) -> float:
     value = value.detach() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError(f"metric {name!r} is {value!r}, which is no number")
     try:
-        if isinstance(value, str | bytes | bytearray):
-            raise TypeError("text")
         return float(value)
     except OverflowError:
         raise ValueError(f"metric {name!r} is too large for a float") from None

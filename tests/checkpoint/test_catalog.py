@@ -233,8 +233,12 @@ def test_not_found_lists_what_is_there() -> None:
     """The message names the steps that could be asked for instead."""
     with pytest.raises(CheckpointNotFound, match="steps 30, 20, 10"):
         resolve(three_steps(), 11)
-    with pytest.raises(CheckpointNotFound, match="none at all"):
+    with pytest.raises(CheckpointNotFound, match=r"no run of that name; `spotsafe ls`"):
         resolve(MemoryStore(), "latest")
+    claimed = MemoryStore()
+    Attempt(claimed)
+    with pytest.raises(CheckpointNotFound, match="none at all"):
+        resolve(claimed, "latest")
     begun = MemoryStore()
     begun.put(f"{CheckpointName(1, 1, 1, '00000000').folder}/x", b"")
     with pytest.raises(CheckpointNotFound, match="none of those begun"):

@@ -54,6 +54,15 @@ def test_remote_places() -> None:
     assert store.url == "memory://bucket/run"
 
 
+def test_a_url_with_one_slash_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who forgets a slash saves to a disk that goes with the machine; the message has both spellings."""
+    with pytest.raises(ValueError, match=r"s3:/bucket/run: .* s3://bucket/run; .* write \./s3:/bucket/run"):
+        open_store("s3:/bucket/run")
+    monkeypatch.chdir(tmp_path)
+    for path in ("./s3:/bucket/run", "a:b/run", "x/s3:/run"):
+        assert open_store(path).url == str(tmp_path / path)
+
+
 def test_a_file_is_no_run(tmp_path: Path) -> None:
     """The error comes at once, by name, before any training."""
     (tmp_path / "file").write_text("x")

@@ -80,7 +80,7 @@ def test_every_kind_is_recognised(obj: Any, name: str) -> None:
     ("obj", "words"),
     [
         (3, r"x is a plain value \(int\); keep it in run.values"),
-        (None, r"plain value \(NoneType\)"),
+        (None, "x is None, which is no state; leave it out"),
         ("text", r"plain value \(str\)"),
         (np.float32(1), r"plain value \(float32\)"),
         (True, r"plain value \(bool\)"),

@@ -329,6 +329,8 @@ def _only_metric(store: Store, manifests: Iterable[Manifest]) -> str:
 
 def _inventory(store: Store, listing: Listing) -> str:
     there = [one.name for one in read_many(store, listing.names[:_SHOWN]) if one.manifest is not None]
+    if not there and not listing.attempts and not listing.names:
+        return "there is no run of that name; `spotsafe ls` shows the runs of a folder"
     if not there:
         return "there is none at all" if not listing.names else "none of those begun was ever published"
     more = ", ..." if len(listing.names) > _SHOWN else ""

@@ -308,6 +308,8 @@ def parse_save_every(value: str | int | timedelta | SavePolicy | None) -> SavePo
     if isinstance(value, timedelta):
         return every_time(value)
     if isinstance(value, int):
+        if value < 1 or isinstance(value, bool):
+            raise ValueError(f"save_every={value!r} means nothing; {_CHOICES}")
         return every_steps(value)
     if isinstance(value, str):
         return _parse_word(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ _LOCAL = ("file://", "local://")
 _S3 = ("s3://", "s3a://")
 # Two spellings of one place must give one key.
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs", "adl": "abfs"}
+_HALF_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _PACKAGES = ("s3fs", "gcsfs", "adlfs", "fsspec")
 
 S3_CLIENT = "SPOTSAFE_S3_CLIENT"
@@ -36,7 +38,7 @@ def open_store(
 
     Raises:
         TypeError: neither a path, nor a url, nor a `Store`.
-        ValueError: the url's protocol is unknown, or `S3_CLIENT` names no client.
+        ValueError: the url's protocol is unknown, or has one slash behind it; or `S3_CLIENT` names no client.
         StorageNotFolder: the path is a file.
         StorageError: the package for the protocol is not installed, or the place cannot be looked at.
     """
@@ -47,8 +49,18 @@ def open_store(
     text = os.fspath(target)
     path = local_path(text)
     if path is not None:
+        _refuse_half_url(text)
         return RetryingStore(LocalStore(path), deadline=deadline)
     return RetryingStore(_remote(text), deadline=deadline)
+
+
+def _refuse_half_url(text: str) -> None:
+    """``s3:/bucket`` would be a folder of this machine, and the checkpoints would go with it."""
+    if _HALF_URL.match(text):
+        protocol, _, rest = text.partition(":/")
+        raise ValueError(
+            f"{text}: a url has two slashes, {protocol}://{rest}; for a folder of this name write ./{text}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,7 +149,9 @@ def _flaw(obj: Any) -> str:
 
 
 def _why_not(obj: Any) -> str:
-    if obj is None or isinstance(obj, (bool, int, float, complex, str, bytes, np.generic)):
+    if obj is None:
+        return "is None, which is no state; leave it out"
+    if isinstance(obj, (bool, int, float, complex, str, bytes, np.generic)):
         return f"is a plain value ({type(obj).__name__}); keep it in run.values"
     if isinstance(obj, type):
         return f"is the class {obj.__name__}; track an instance of it"
