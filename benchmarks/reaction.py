@@ -35,15 +35,18 @@ sys.path.insert(0, str(ROOT / "src"))
 import spotsafe
 from spotsafe import events
 from spotsafe.reclaim.aws import AwsWatcher
+from spotsafe.reclaim.azure import AzureWatcher
 from spotsafe.reclaim.gcp import GcpWatcher
 from spotsafe.reclaim.watcher import Watch, Watcher
 from spotsafe.testing.aws import FakeAwsMetadata
+from spotsafe.testing.azure import FakeAzureMetadata
 from spotsafe.testing.gcp import FakeGcpMetadata
 from spotsafe.testing.metadata import FakeMetadata
 
 CLOUDS: dict[str, tuple[type[FakeMetadata], Callable[[dict[str, str]], Watcher]]] = {
     "aws": (FakeAwsMetadata, lambda environ: AwsWatcher(environ=environ)),
     "gcp": (FakeGcpMetadata, lambda environ: GcpWatcher(environ=environ)),
+    "azure": (FakeAzureMetadata, lambda environ: AzureWatcher(environ=environ)),
 }
 _LOOK_S = 0.001
 
@@ -63,7 +66,7 @@ def reactions(cloud: str, count: int) -> list[float]:
             while watch.notice is None:
                 time.sleep(_LOOK_S)
             found.append(time.perf_counter() - began)
-            fake.cancel()  # type: ignore[attr-defined] # both have it
+            fake.cancel()  # type: ignore[attr-defined] # all of them have it
             watch.stop()
     return found
 
