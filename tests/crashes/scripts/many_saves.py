@@ -51,8 +51,9 @@ class Sabotage:
 
 
 def proportional_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    """Without the code of libraries, whose share is less while other processes of the machine have them too."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+    return sum(int(line[1]) * 1024 for line in lines if line[0] in {"Pss_Anon:", "Pss_Shmem:"})
 
 
 def shared_bytes(pids: list[int]) -> int:
