@@ -80,6 +80,21 @@ def test_a_rollback_is_looked_through() -> None:
         occupancy(store, Beating(store, 1)).check(look(store))
 
 
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ("SLURM_JOB_ID=17", r"\(SLURM_JOB_ID=17, process 812 on there\) is alive"),
+        ("host=there arguments=0069225d463c3523", r"\(train\.py, process 812 on there\) is alive"),
+    ],
+)
+def test_the_job_is_told_by_what_a_person_finds_it_by(job: str, words: str) -> None:
+    """The launcher's number; without a launcher the program, not a digest of its arguments, and none of them."""
+    record = dataclasses.replace(OTHER, job=job, pid=812, arguments=("train.py", "--key=secret"))
+    with pytest.raises(RunInUse, match=words):
+        store = run_of(record)
+        occupancy(store, Beating(store, 1)).check_record(record)
+
+
 def test_a_rollback_itself_is_never_alive() -> None:
     """Nobody waits for a command that has ended."""
     store = run_of(OTHER, rollback(2))

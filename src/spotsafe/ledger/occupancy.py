@@ -74,7 +74,7 @@ class Occupancy:
         if record.is_rollback:
             return
         watched = human.duration(WATCHED_S)
-        words = f"attempt {record.attempt} of another job ({record.job}, on {record.host})"
+        words = f"attempt {record.attempt} of another job ({_who(record)})"
 
         def wait(seconds: float) -> None:
             if record.attempt not in self._said:
@@ -92,3 +92,9 @@ class Occupancy:
             wait=wait,
         ):
             raise RunInUse(f"{self._store.url} is in use: {words} is alive. {self._remedy}")
+
+
+def _who(record: AttemptRecord) -> str:
+    """What a person finds the job by. Without a launcher it has no name but a digest; its program and process tell."""
+    named = not record.job.startswith("host=") or not record.arguments
+    return f"{record.job if named else record.arguments[0]}, process {record.pid} on {record.host}"
