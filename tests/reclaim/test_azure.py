@@ -144,6 +144,7 @@ class TestFailureModes:
         watcher = self.make(azure, clock)
         freeze = azure.schedule("Freeze", duration_s=5)
         first = polled(watcher)
+        clock.advance(5.0)
         azure.start_event(freeze)
         assert (first.kind, first.action, first.deadline) == (NoticeKind.RISK, "Freeze", None)
         assert polled(watcher) == first
@@ -477,6 +478,17 @@ class TestNotice:
         assert polled(watcher).kind is NoticeKind.RISK
         clock.advance(30.0)
         azure.start_event(reboot)
+        started = polled(watcher)
+        assert (started.kind, started.deadline) == (NoticeKind.RECLAIM, 1030.0)
+
+    def test_a_start_is_seen_by_its_status_alone(
+        self, azure: FakeAzureMetadata, watcher: AzureWatcher, clock: ManualClock
+    ):
+        """An event that never had a time starts."""
+        azure.faults.document = document(1, event(EventType="Redeploy", NotBefore=""))
+        assert polled(watcher).kind is NoticeKind.RISK
+        clock.advance(30.0)
+        azure.faults.document = document(2, event(EventType="Redeploy", NotBefore="", EventStatus="Started"))
         started = polled(watcher)
         assert (started.kind, started.deadline) == (NoticeKind.RECLAIM, 1030.0)
 
