@@ -410,8 +410,8 @@ def _occupy(place: str) -> None:
     with _open_places_lock:
         if place in _open_places:
             raise RunInUse(
-                f"this process already has a session on {place}. Two sessions would supersede each other; close "
-                "the first one, or use another folder"
+                f"this process already has a session on {place}. Two sessions would supersede each other: "
+                "run.close() the first one, or use another folder"
             )
         _open_places.add(place)
 

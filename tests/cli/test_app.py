@@ -7,6 +7,7 @@ import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from spotsafe.cli.app import main
 
@@ -20,6 +21,16 @@ def test_help_names_every_command(call):
     assert result.exit_code == 0
     listed = result.stdout.split("Commands:")[1].split()
     assert [word for word in listed if word in COMMANDS] == list(COMMANDS)
+
+
+def test_no_line_of_the_help_is_cut_off():
+    """On a terminal of 80 columns each command says in one whole sentence what it does."""
+    lines = (
+        CliRunner().invoke(main, ["--help"], terminal_width=80).stdout.partition("Commands:")[2].splitlines()
+    )
+
+    assert [line for line in lines if line and not line.endswith(".")] == []
+    assert not any(line.endswith("...") for line in lines)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

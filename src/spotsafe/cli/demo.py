@@ -16,7 +16,7 @@ from spotsafe.cli.output import print_json
 from spotsafe.cli.target import json_option
 
 
-@click.command("demo")
+@click.command("demo", short_help="Train through a reclaim and two kills, and compare.")
 @click.option(
     "--dir",
     "folder",

@@ -10,7 +10,7 @@ from spotsafe.cli.target import check_run, json_option, open_target, target_argu
 from spotsafe.errors import SpotsafeError
 
 
-@click.command("export")
+@click.command("export", short_help="Write a checkpoint as a file that other tools open.")
 @target_argument
 @click.argument("out", type=click.Path())
 @click.option("--all", "everything", is_flag=True, help="All values that such a file can hold.")

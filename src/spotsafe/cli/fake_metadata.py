@@ -18,7 +18,7 @@ _CLOUDS: dict[str, type[FakeMetadata]] = {
 }
 
 
-@click.command("fake-metadata")
+@click.command("fake-metadata", short_help="Stand in for a cloud's metadata service.")
 @click.argument("cloud", type=click.Choice(list(_CLOUDS)))
 @click.option(
     "--notice-in",

@@ -20,7 +20,7 @@ from spotsafe.ledger.reading import ended_at
 from spotsafe.storage.store import Store
 
 
-@click.command("gc")
+@click.command("gc", short_help="Show, or delete, what dead attempts left behind.")
 @target_argument
 @click.option("--delete", is_flag=True, help="Delete it. Without this nothing is changed.")
 @json_option

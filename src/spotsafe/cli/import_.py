@@ -12,7 +12,7 @@ from spotsafe.cli.target import json_option, open_target
 from spotsafe.errors import SpotsafeError
 
 
-@click.command("import")
+@click.command("import", short_help="Begin a run with what such a file holds.")
 @click.argument("source", type=click.Path(exists=True))
 @click.argument("url")
 @click.option("--name", metavar="NAME", help="What to call a file that is one state_dict.  [default: model]")

@@ -18,7 +18,7 @@ from spotsafe.storage.store import Store
 _REMARKS = {"set_aside": "set aside by a rollback", "pinned": "pinned by a reader"}
 
 
-@click.command("ls")
+@click.command("ls", short_help="List the checkpoints of a run, or the runs of a folder.")
 @target_argument
 @click.option("--all", "everything", is_flag=True, help="Also checkpoints that were withdrawn or abandoned.")
 @json_option

@@ -12,7 +12,7 @@ from spotsafe.cli.target import check_run, json_option, open_target, target_argu
 from spotsafe.pinning import pin
 
 
-@click.command("pin")
+@click.command("pin", short_help="Keep a checkpoint from being deleted for a while.")
 @target_argument
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True,
               help="The pin ends by itself after so many hours.")  # fmt: skip

@@ -23,7 +23,7 @@ from spotsafe.storage.store import Store
 _SHOWN = 10
 
 
-@click.command("rollback")
+@click.command("rollback", short_help="Let a run go on from an older checkpoint.")
 @target_argument
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option(

@@ -20,7 +20,7 @@ from spotsafe.cli.target import chosen, json_option, open_target, target_argumen
 _SHOWN = 40  # names of what is no tensor; --json has all of them
 
 
-@click.command("show")
+@click.command("show", short_help="Show what is in one checkpoint.")
 @target_argument
 @json_option
 def command(target: str, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from spotsafe.cli.target import check_run, json_option, open_target, target_argu
 from spotsafe.pinning import unpin
 
 
-@click.command("unpin")
+@click.command("unpin", short_help="Let a pinned checkpoint go.")
 @target_argument
 @json_option
 def command(target: str, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from spotsafe.cli.output import print_json, say
 from spotsafe.cli.target import existing, json_option, open_target, target_argument
 
 
-@click.command("verify")
+@click.command("verify", short_help="Read every byte and compare it with its digest.")
 @target_argument
 @json_option
 def command(target: str, *, as_json: bool) -> None:

@@ -28,9 +28,21 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes for a program that could not be started, as shells have them."""
 
 
-@click.command("watch", context_settings={"allow_interspersed_args": False})
+@click.command(
+    "watch",
+    short_help="Run a program, and signal to it that the machine goes.",
+    context_settings={"allow_interspersed_args": False},
+)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
-@click.option("--signal", "name", default="TERM", show_default=True, type=click.Choice(_SIGNALS))
+@click.option(
+    "--signal",
+    "name",
+    default="TERM",
+    show_default=True,
+    type=click.Choice(_SIGNALS),
+    metavar="NAME",
+    help="What the program is sent.",
+)
 @click.option(
     "--grace", type=click.FloatRange(0), help="Seconds that remain after any notice, where you know better."
 )
