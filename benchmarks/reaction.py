@@ -138,7 +138,8 @@ def to_the_disk(folder: Path, width: int) -> tuple[int, float, float]:
                 if step == 10:
                     run.wait()
                     fake.notice("terminate", in_seconds=120)
-        run.close()
+        with contextlib.suppress(spotsafe.Reclaimed):
+            run.close()
     data = memoryview(mmap.mmap(-1, training.nbytes // mmap.PAGESIZE * mmap.PAGESIZE))
     raw = []
     for number in range(3):
