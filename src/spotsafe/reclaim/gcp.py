@@ -33,6 +33,7 @@ PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"
 MAINTENANCE_PATH = "/computeMetadata/v1/instance/maintenance-event"
 FLAVOR = "Metadata-Flavor"
 
+NOTICE_VARIABLE = "SPOTSAFE_GCP_NOTICE_S"
 SPOT_NOTICE_S = 30.0
 """Seconds from a preemption to the end of a Spot VM, unless more was asked for when it was made."""
 MAINTENANCE_NOTICE_S = 60.0
@@ -218,13 +219,13 @@ def endpoint_of(environ: Mapping[str, str]) -> str:
 
 
 def _notice_s(environ: Mapping[str, str]) -> float:
-    text = environ.get("SPOTSAFE_GCP_NOTICE_S", "").strip()
+    text = environ.get(NOTICE_VARIABLE, "").strip()
     try:
         seconds = float(text) if text else SPOT_NOTICE_S
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise ValueError(f"SPOTSAFE_GCP_NOTICE_S is {text!r}; write seconds, like 120")
+        raise ValueError(f"{NOTICE_VARIABLE} is {text!r}; write seconds, like 120")
     return seconds
 
 
