@@ -20,12 +20,12 @@ from spotsafe.testing.aws import (
     REBALANCE,
     TERMINATION_TIME,
     TOKEN_HEADER,
-    TOKEN_PATH,
     TTL_HEADER,
     FakeAwsMetadata,
 )
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.metadata import serve
+from spotsafe.testing.tokens import TOKEN_PATH
 
 WALL = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 

@@ -6,15 +6,19 @@ import contextlib
 
 import click
 
+from spotsafe.testing.alibaba import FakeAlibabaMetadata
 from spotsafe.testing.aws import FakeAwsMetadata
 from spotsafe.testing.azure import FakeAzureMetadata
 from spotsafe.testing.gcp import FakeGcpMetadata
 from spotsafe.testing.metadata import FakeMetadata, serve
+from spotsafe.testing.tencent import FakeTencentMetadata
 
 _CLOUDS: dict[str, type[FakeMetadata]] = {
     "aws": FakeAwsMetadata,
     "gcp": FakeGcpMetadata,
     "azure": FakeAzureMetadata,
+    "alibaba": FakeAlibabaMetadata,
+    "tencent": FakeTencentMetadata,
 }
 
 

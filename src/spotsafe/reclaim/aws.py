@@ -15,16 +15,15 @@ recommendations" and "Use the Instance Metadata Service to access instance metad
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
 
 from spotsafe.clock import Clock, SystemClock
-from spotsafe.errors import WatcherUnavailable
 from spotsafe.reclaim.http import LocalHttp, Reply
 from spotsafe.reclaim.notice import NoticeKind, ReclaimNotice, deadline_after
 from spotsafe.reclaim.times import server_time, wall_seconds
+from spotsafe.reclaim.token_client import TokenClient, TokenRules
 
 IPV4_ENDPOINT = "http://169.254.169.254"
 IPV6_ENDPOINT = "http://[fd00:ec2::254]"
@@ -39,9 +38,15 @@ LONGEST_NOTICE_S = 120.0
 """Seconds between a notice and the interruption at most."""
 STALE_AFTER_S = 120.0
 """A notice whose time is longer past than this, when first seen, was not carried out."""
-_V1_FOR_S = 300.0
 _ACTIONS = frozenset({"terminate", "stop", "hibernate"})
-_NO_TOKEN_STATUSES = frozenset({403, 404, 405})
+_RULES = TokenRules(
+    path=TOKEN_PATH,
+    header=TOKEN_HEADER,
+    ttl_header=TTL_HEADER,
+    locked_out="no token can be had, and requests without one are not allowed. From a container the token is lost on "
+    "the way when the hop limit is too low: "
+    "aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2",
+)
 
 
 def from_environment(
@@ -103,19 +108,22 @@ class AwsWatcher:
         env = os.environ if environ is None else environ
         self.interval_s = interval_s
         self._clock: Clock = SystemClock() if clock is None else clock
-        self._http = LocalHttp(endpoint or endpoint_of(env), connect_timeout_s=connect_timeout_s)
-        self._read_timeout_s = read_timeout_s
-        self._token_ttl_s = token_ttl_s
-        self._v1_allowed = not _is_true(env, "AWS_EC2_METADATA_V1_DISABLED")
-        self._token: str | None = None
-        self._refresh_at = float("-inf")
+        self._service = TokenClient(
+            LocalHttp(endpoint or endpoint_of(env), connect_timeout_s=connect_timeout_s),
+            source=self.name,
+            rules=_RULES,
+            clock=self._clock,
+            ttl_s=token_ttl_s,
+            read_timeout_s=read_timeout_s,
+            without=not _is_true(env, "AWS_EC2_METADATA_V1_DISABLED"),
+        )
         # What each key said last, and what was made of it then: a deadline counts from the first time.
         self._known: dict[str, tuple[str, ReclaimNotice | None]] = {}
 
     @property
     def endpoint(self) -> str:
         """The service's URL."""
-        return self._http.endpoint
+        return self._service.endpoint
 
     def poll(self) -> ReclaimNotice | None:
         """Ask for both. The interruption comes first: while it stands, the recommendation adds nothing.
@@ -124,7 +132,7 @@ class AwsWatcher:
             WatcherUnavailable: no answer, one that makes no sense, or one that forbids asking.
         """
         for path, read in ((ACTION_PATH, self._interruption), (REBALANCE_PATH, self._recommendation)):
-            reply = self._get(path)
+            reply = self._service.get(path)
             if reply is None:
                 self._known.pop(path, None)
                 continue
@@ -138,12 +146,12 @@ class AwsWatcher:
 
     def close(self) -> None:
         """End a request in progress."""
-        self._http.close()
+        self._service.close()
 
     def _interruption(self, said: Mapping[str, object], reply: Reply) -> ReclaimNotice | None:
         action = said.get("action")
         if not isinstance(action, str) or action not in _ACTIONS:
-            raise self._unavailable(f"{ACTION_PATH} names an unknown action: {action!r}")
+            raise self._service.unavailable(f"{ACTION_PATH} names an unknown action: {action!r}")
         now = self._clock.monotonic()
         deadline = None
         if action == "hibernate":
@@ -159,7 +167,7 @@ class AwsWatcher:
 
     def _recommendation(self, said: Mapping[str, object], _reply: Reply) -> ReclaimNotice:
         if "noticeTime" not in said:
-            raise self._unavailable(f"{REBALANCE_PATH} has no noticeTime")
+            raise self._service.unavailable(f"{REBALANCE_PATH} has no noticeTime")
         now = self._clock.monotonic()
         return ReclaimNotice(
             source=self.name, kind=NoticeKind.RISK, action="rebalance", deadline=None, received=now
@@ -169,71 +177,10 @@ class AwsWatcher:
         try:
             said = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise self._unavailable(f"{path} is not JSON: {error}") from error
+            raise self._service.unavailable(f"{path} is not JSON: {error}") from error
         if not isinstance(said, dict):
-            raise self._unavailable(f"{path} is not a JSON object")
+            raise self._service.unavailable(f"{path} is not a JSON object")
         return said
-
-    def _get(self, path: str) -> Reply | None:
-        """One key; None where the service says that there is none. A refused token is replaced once."""
-        reply = self._ask("GET", path, self._token_header())
-        if reply.status == 401:
-            self._refresh_at = float("-inf")
-            reply = self._ask("GET", path, self._token_header())
-        if reply.status == 404:
-            return None
-        if reply.status == 200:
-            return reply
-        if reply.status == 401 and self._token is None:
-            raise self._unavailable(_LOCKED_OUT)
-        self._refresh_at = float("-inf")
-        raise self._unavailable(f"{path} answered {reply.status}")
-
-    def _token_header(self) -> dict[str, str]:
-        """The header with a token that is still good for a while; without one where IMDSv1 has to do."""
-        if self._clock.monotonic() >= self._refresh_at:
-            self._token = self._new_token()
-        return {} if self._token is None else {TOKEN_HEADER: self._token}
-
-    def _new_token(self) -> str | None:
-        try:
-            reply = self._ask("PUT", TOKEN_PATH, {TTL_HEADER: str(self._token_ttl_s), "Content-Length": "0"})
-        except WatcherUnavailable as error:
-            if not isinstance(error.__cause__, TimeoutError):
-                raise
-            self._do_without_token()
-            return None
-        if reply.status in _NO_TOKEN_STATUSES:
-            self._do_without_token()
-            return None
-        token = reply.body.decode("latin-1")
-        if reply.status != 200 or not token or not (token.isascii() and token.isprintable()):
-            raise self._unavailable(f"{TOKEN_PATH} answered {reply.status} and no token")
-        ttl_s = _lifetime(reply, asked_for=self._token_ttl_s)
-        self._refresh_at = self._clock.monotonic() + ttl_s - min(60.0, ttl_s / 10)
-        return token
-
-    def _do_without_token(self) -> None:
-        """Fall back to IMDSv1 for a while: each try for a token may cost a whole time-out."""
-        if not self._v1_allowed:
-            raise self._unavailable(_LOCKED_OUT)
-        self._refresh_at = self._clock.monotonic() + _V1_FOR_S
-
-    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Reply:
-        try:
-            return self._http.request(method, path, headers=headers, read_timeout_s=self._read_timeout_s)
-        except OSError as error:
-            raise self._unavailable(f"{method} {path}: {str(error) or type(error).__name__}") from error
-
-    def _unavailable(self, what: str) -> WatcherUnavailable:
-        return WatcherUnavailable(f"{self.endpoint}: {what}", source=self.name)
-
-
-_LOCKED_OUT = (
-    "no token can be had, and requests without one are not allowed. From a container the token is lost on "
-    "the way when the hop limit is too low: "
-    "aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2"
-)
 
 
 def endpoint_of(environ: Mapping[str, str]) -> str:
@@ -253,9 +200,3 @@ def endpoint_of(environ: Mapping[str, str]) -> str:
 
 def _is_true(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "").strip().lower() == "true"
-
-
-def _lifetime(reply: Reply, *, asked_for: int) -> float:
-    with contextlib.suppress(ValueError):
-        return max(1.0, float(int(reply.headers.get(TTL_HEADER.lower(), ""))))
-    return float(asked_for)

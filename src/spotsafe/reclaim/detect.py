@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from spotsafe.clock import Clock, SystemClock
-from spotsafe.reclaim import aws, azure, file, gcp
+from spotsafe.reclaim import alibaba, aws, azure, file, gcp, tencent
 from spotsafe.reclaim.watcher import Watcher
 
 _DMI_FOLDER = "/sys/class/dmi/id"
@@ -59,7 +59,9 @@ def read_dmi(field: str) -> str:
 
 def _look_around(environ: Mapping[str, str], *, dmi: Callable[[str], str], clock: Clock) -> list[Watcher]:
     found = [file.from_environment(environ, clock=clock)]
-    found += [cloud.from_environment(environ, dmi=dmi, clock=clock) for cloud in (aws, gcp, azure)]
+    found += [
+        cloud.from_environment(environ, dmi=dmi, clock=clock) for cloud in (aws, gcp, azure, alibaba, tencent)
+    ]
     return [each for each in found if each is not None]
 
 
