@@ -76,7 +76,7 @@ def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         ("kep", 3, r"did you mean keep=\?"),
         ("resumes", "must", r"did you mean resume=\?"),
         ("zebra", 3, r"zebra is a plain value \(int\); keep it in run.values"),
-        ("zebra", None, "plain value"),
+        ("zebra", None, "zebra is None, which is no state; leave it out"),
         ("modle", nn.Linear, "is the class Linear"),
     ],
 )
