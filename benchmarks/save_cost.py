@@ -256,7 +256,7 @@ class Ours(Method):
             if step is None:
                 return time.perf_counter() - began
             if self.number == 1 and step == 0:  # the session's hook is there by now
-                register_optimizer_step_pre_hook(lambda *_: self.after_hooks())
+                self.handles.append(register_optimizer_step_pre_hook(lambda *_: self.after_hooks()))
             self.training.forward_backward()
             self.training.update()
             self.saving = step % save_every == 0
@@ -269,7 +269,8 @@ class Ours(Method):
         import spotsafe
 
         # Hooks run in their order: what is between these two is the session's.
-        register_optimizer_step_pre_hook(lambda *_: setattr(self, "hooks_began", time.perf_counter()))
+        hook = register_optimizer_step_pre_hook(lambda *_: setattr(self, "hooks_began", time.perf_counter()))
+        self.handles = [hook]
         averaged = {} if self.training.averaged is None else {"averaged": self.training.averaged}
         with contextlib.redirect_stderr(io.StringIO()):
             self.session = spotsafe.session(
@@ -303,6 +304,8 @@ class Ours(Method):
 
     def drain(self) -> None:
         self.session.wait()
+        while self.handles:  # they are global: whatever trains next in this process would run them
+            self.handles.pop().remove()
 
 
 class OursBlocking(Ours):

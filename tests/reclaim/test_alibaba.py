@@ -144,6 +144,18 @@ def test_a_put_that_times_out(clock: ManualClock) -> None:
                 assert watcher.poll() is not None
 
 
+def test_the_variables_of_alibabas_libraries(clock: ManualClock) -> None:
+    """One turns the service off unless it is named, the other requests without a token."""
+    off = {"ALIBABA_CLOUD_ECS_METADATA_DISABLED": "true"}
+    assert from_environment(off, dmi=lambda _: "Alibaba Cloud", clock=clock) is None
+    with FakeAlibabaMetadata(clock=clock) as fake:
+        assert from_environment({**off, **fake.environ}, dmi=lambda _: "", clock=clock) is not None
+        fake.faults.refuse_put = 404
+        environ = {**fake.environ, "ALIBABA_CLOUD_IMDSV1_DISABLED": "true"}
+        with pytest.raises(WatcherUnavailable, match="no token can be had"):
+            AlibabaWatcher(environ=environ, clock=clock).poll()
+
+
 @pytest.mark.parametrize("status", [400, 403, 429, 500, 503])
 def test_errors_are_not_nothing(status: int, fake: FakeAlibabaMetadata, watcher: AlibabaWatcher) -> None:
     """After a burst of them it sees again."""
@@ -168,6 +180,8 @@ def test_proxy_variables_change_nothing(
     """A proxy would answer for another machine, if at all."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     fake.notice()
     assert watcher.poll() is not None
 

@@ -143,6 +143,8 @@ def test_proxy_variables_change_nothing(
     """A proxy would answer for another machine, if at all."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     fake.notice()
     assert watcher.poll() is not None
 

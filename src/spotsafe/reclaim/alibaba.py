@@ -22,6 +22,10 @@ ENDPOINT_VARIABLE = "SPOTSAFE_ALIBABA_METADATA"
 TERMINATION_PATH = "/latest/meta-data/instance/spot/termination-time"
 LONGEST_NOTICE_S = 300.0
 """Seconds between the announcement and the release, about."""
+_DISABLED, _WITHOUT_TOKEN_DISABLED = (
+    "ALIBABA_CLOUD_ECS_METADATA_DISABLED",
+    "ALIBABA_CLOUD_IMDSV1_DISABLED",
+)
 _RULES = TokenRules(
     path="/latest/api/token",
     header="X-aliyun-ecs-metadata-token",
@@ -37,14 +41,16 @@ def from_environment(
     """A watcher where a variable or the machine's firmware speaks of Alibaba Cloud. Touches no network.
 
     Args:
-        environ: ``SPOTSAFE_ALIBABA_METADATA``, the URL of the service, forces it on.
+        environ: ``SPOTSAFE_ALIBABA_METADATA``, the URL of the service, forces it on;
+            ``ALIBABA_CLOUD_ECS_METADATA_DISABLED=true`` leaves the firmware unasked, as for Alibaba's libraries.
         dmi: reads a DMI field by name; "" where there is none.
         clock: for the watcher.
 
     Raises:
         ValueError: the variable is not a URL.
     """
-    if not environ.get(ENDPOINT_VARIABLE, "").strip() and dmi("sys_vendor") != "Alibaba Cloud":
+    told = environ.get(ENDPOINT_VARIABLE, "").strip()
+    if not told and (_is_true(environ, _DISABLED) or dmi("sys_vendor") != "Alibaba Cloud"):
         return None
     return AlibabaWatcher(environ=environ, clock=clock)
 
@@ -70,7 +76,8 @@ class AlibabaWatcher:
         Args:
             endpoint: URL of the service; None takes ``SPOTSAFE_ALIBABA_METADATA``, then the link-local address.
             clock: for token lifetimes and deadlines.
-            environ: read for that variable; None is the process's.
+            environ: read for that variable, and for ``ALIBABA_CLOUD_IMDSV1_DISABLED``, which asks for a token always;
+                None is the process's.
             interval_s: seconds between two polls; of five minutes two seconds are little.
             token_ttl_s: lifetime to ask for, 1 to 21600 seconds.
             connect_timeout_s: seconds.
@@ -90,6 +97,7 @@ class AlibabaWatcher:
             clock=clock,
             ttl_s=token_ttl_s,
             read_timeout_s=read_timeout_s,
+            without=not _is_true(env, _WITHOUT_TOKEN_DISABLED),
         )
         self._end = TerminationTime(self.name, clock=clock, longest_s=LONGEST_NOTICE_S)
 
@@ -117,3 +125,7 @@ class AlibabaWatcher:
     def close(self) -> None:
         """End a request in progress."""
         self._service.close()
+
+
+def _is_true(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "").strip().lower() == "true"
