@@ -84,8 +84,8 @@ def process_age_s(*, proc: Path = PROC) -> float | None:
 def touch(address: int, size: int) -> bool:
     """Put memory behind `size` bytes from `address` on, which stay as they are; false if the system cannot.
 
-    One call for many pages costs half of what a fault for each of them does, when somebody writes to them.
-    Other threads run meanwhile.
+    One call for many pages costs less than a fault for each of them, when somebody writes to them. Other threads run
+    meanwhile.
     """
     if not sys.platform.startswith("linux"):
         return False

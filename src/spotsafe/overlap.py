@@ -269,9 +269,9 @@ class Overlap:
 
     def _judged(self) -> _Running | None:
         running = self._running
-        if (
-            running is None or running.given_up or os.getpid() != self._process
-        ):  # a forked child has no such thread
+        if running is None or running.given_up:
+            return None
+        if os.getpid() != self._process:  # a forked child has no thread that copies
             return None
         began = self._clock.monotonic()
         with self._lock:

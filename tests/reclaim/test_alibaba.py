@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from spotsafe.reclaim.detect import detect
 from spotsafe.reclaim.notice import NoticeKind
 from spotsafe.testing.alibaba import TERMINATION, FakeAlibabaMetadata
 from spotsafe.testing.clock import ManualClock
-from spotsafe.testing.watchers import WatcherConformance
+from tests.reclaim.clouds import CloudConformance, ServerErrors, send_through_a_proxy
 
 WALL = 1_700_000_000.0
 PUT, GET = "PUT /latest/api/token", f"GET {TERMINATION_PATH}"
@@ -44,40 +45,16 @@ def asked(fake: FakeAlibabaMetadata) -> list[tuple[str, int | None]]:
     return [(f"{request.method} {request.path}", request.status) for request in fake.requests]
 
 
-class TestConformance(WatcherConformance):
-    @pytest.fixture(autouse=True)
-    def world(self):
-        with FakeAlibabaMetadata(tokens_required=True) as self.fake:
-            yield
+class TestConformance(CloudConformance):
+    make_fake = partial(FakeAlibabaMetadata, tokens_required=True)
+    fake: FakeAlibabaMetadata
 
     def make_watcher(self) -> AlibabaWatcher:
         return watcher_of(self.fake)
 
-    def quiet(self) -> None:
-        self.fake.start()
-        self.fake.cancel()
 
-    def announce(self) -> None:
-        self.fake.start()
-        self.fake.notice()
-
-    def break_(self) -> None:
-        self.fake.stop()
-
-
-class TestConformanceWithServerErrors(TestConformance):
+class TestConformanceWithServerErrors(ServerErrors, TestConformance):
     """The same for a service that answers, but with errors."""
-
-    def quiet(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().quiet()
-
-    def announce(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().announce()
-
-    def break_(self) -> None:
-        self.fake.faults.refuse_all = 503
 
 
 def test_an_instance_that_stays(fake: FakeAlibabaMetadata, watcher: AlibabaWatcher) -> None:
@@ -106,6 +83,14 @@ def test_no_more_than_five_minutes(fake: FakeAlibabaMetadata, watcher: AlibabaWa
     notice = watcher.poll()
     assert notice is not None
     assert notice.deadline == 1300.0
+
+
+def test_times_are_by_the_clock_of_the_service(fake: FakeAlibabaMetadata) -> None:
+    """That of this machine may be wrong by hours."""
+    fake.notice(in_seconds=90)
+    notice = watcher_of(fake, ManualClock(wall=WALL + 7200)).poll()
+    assert notice is not None
+    assert notice.deadline == 1090.0
 
 
 def test_a_stale_time_is_no_notice(fake: FakeAlibabaMetadata, watcher: AlibabaWatcher) -> None:
@@ -178,10 +163,7 @@ def test_proxy_variables_change_nothing(
     fake: FakeAlibabaMetadata, watcher: AlibabaWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy would answer for another machine, if at all."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+    send_through_a_proxy(monkeypatch, "http://127.0.0.1:1")
     fake.notice()
     assert watcher.poll() is not None
 

@@ -28,7 +28,7 @@ from spotsafe.reclaim.watcher import Watch
 from spotsafe.testing.aws import INSTANCE_ACTION, REBALANCE, FakeAwsMetadata
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.sinks import RecordingSink
-from spotsafe.testing.watchers import WatcherConformance
+from tests.reclaim.clouds import CloudConformance, ServerErrors, send_through_a_proxy
 
 WALL = 1_700_000_000.0
 
@@ -60,40 +60,16 @@ def asked(fake: FakeAwsMetadata) -> list[tuple[str, int | None]]:
 PUT, ACTION, RISK = f"PUT {TOKEN_PATH}", f"GET {ACTION_PATH}", f"GET {REBALANCE_PATH}"
 
 
-class TestConformance(WatcherConformance):
-    @pytest.fixture(autouse=True)
-    def world(self):
-        with FakeAwsMetadata() as self.fake:
-            yield
+class TestConformance(CloudConformance):
+    make_fake = FakeAwsMetadata
+    fake: FakeAwsMetadata
 
     def make_watcher(self) -> AwsWatcher:
         return watcher_of(self.fake)
 
-    def quiet(self) -> None:
-        self.fake.start()
-        self.fake.cancel()
 
-    def announce(self) -> None:
-        self.fake.start()
-        self.fake.notice()
-
-    def break_(self) -> None:
-        self.fake.stop()
-
-
-class TestConformanceWithServerErrors(TestConformance):
+class TestConformanceWithServerErrors(ServerErrors, TestConformance):
     """The same for a service that answers, but with errors."""
-
-    def quiet(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().quiet()
-
-    def announce(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().announce()
-
-    def break_(self) -> None:
-        self.fake.faults.refuse_all = 503
 
 
 class TestNotice:
@@ -380,9 +356,7 @@ class TestFailures:
         """A proxy with another machine's metadata, which would announce this one's end, is never asked."""
         with FakeAwsMetadata(tokens_required=False) as proxy:
             proxy.notice()
-            for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-                monkeypatch.setenv(name, proxy.url)
-            monkeypatch.setenv("no_proxy", "")
+            send_through_a_proxy(monkeypatch, proxy.url)
             assert watcher.poll() is None
             assert proxy.requests == []
 

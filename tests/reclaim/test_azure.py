@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -30,11 +29,10 @@ from spotsafe.reclaim.watcher import Watch, Watcher
 from spotsafe.testing.azure import INSTANCE, FakeAzureMetadata
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.sinks import RecordingSink
-from spotsafe.testing.watchers import WatcherConformance
+from tests.reclaim.clouds import PROXIES, CloudConformance, ServerErrors, in_background, send_through_a_proxy
 
 WALL = 1_700_000_000.0
 DAY_S = 86400.0
-PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
 @pytest.fixture
@@ -64,64 +62,16 @@ def polled(watcher: Watcher) -> ReclaimNotice:
     return notice
 
 
-def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin a call; what is returned waits for its end, and gives what it gave."""
-    ended: list[tuple[Any, WatcherUnavailable | None]] = []
-
-    def run() -> None:
-        try:
-            ended.append((call(), None))
-        except WatcherUnavailable as error:
-            ended.append((None, error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def wait() -> Any:
-        thread.join(60)
-        assert ended, "it still waits"
-        value, error = ended[0]
-        if error is not None:
-            raise error
-        return value
-
-    return wait
-
-
-class TestConformance(WatcherConformance):
-    @pytest.fixture(autouse=True)
-    def world(self):
-        with FakeAzureMetadata() as self.fake:
-            yield
+class TestConformance(CloudConformance):
+    make_fake = FakeAzureMetadata
+    fake: FakeAzureMetadata
 
     def make_watcher(self) -> AzureWatcher:
         return watcher_of(self.fake)
 
-    def quiet(self) -> None:
-        self.fake.start()
-        self.fake.cancel()
 
-    def announce(self) -> None:
-        self.fake.start()
-        self.fake.notice()
-
-    def break_(self) -> None:
-        self.fake.stop()
-
-
-class TestConformanceWithServerErrors(TestConformance):
+class TestConformanceWithServerErrors(ServerErrors, TestConformance):
     """The same for a service that answers, but with errors."""
-
-    def quiet(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().quiet()
-
-    def announce(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().announce()
-
-    def break_(self) -> None:
-        self.fake.faults.refuse_all = 503
 
 
 class TestFailureModes:
@@ -248,10 +198,7 @@ class TestFailureModes:
         """A proxy that answers for another machine, which goes, is never asked."""
         with FakeAzureMetadata(clock=clock) as proxy:
             proxy.schedule("Preempt")
-            for name in PROXIES:
-                monkeypatch.setenv(name, proxy.url)
-            monkeypatch.setenv("no_proxy", "")
-            monkeypatch.setenv("NO_PROXY", "")
+            send_through_a_proxy(monkeypatch, proxy.url)
             assert self.make(azure, clock).poll() is None
             assert proxy.requests == []
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from spotsafe.reclaim.watcher import Watch
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.gcp import MAINTENANCE, PREEMPTED, FakeGcpMetadata
 from spotsafe.testing.sinks import RecordingSink
-from spotsafe.testing.watchers import WatcherConformance
+from tests.reclaim.clouds import CloudConformance, ServerErrors, in_background, send_through_a_proxy
 
 WALL = 1_700_000_000.0
 
@@ -52,27 +51,14 @@ def watcher(gcp: FakeGcpMetadata, clock: ManualClock) -> GcpWatcher:
     return watcher_of(gcp, clock, hang_s=0)
 
 
-class TestConformance(WatcherConformance):
+class TestConformance(CloudConformance):
     """Of a watcher that asks again and again."""
 
-    @pytest.fixture(autouse=True)
-    def world(self):
-        with FakeGcpMetadata() as self.fake:
-            yield
+    make_fake = FakeGcpMetadata
+    fake: FakeGcpMetadata
 
     def make_watcher(self) -> GcpWatcher:
         return watcher_of(self.fake, hang_s=0)
-
-    def quiet(self) -> None:
-        self.fake.start()
-        self.fake.cancel()
-
-    def announce(self) -> None:
-        self.fake.start()
-        self.fake.preempt()
-
-    def break_(self) -> None:
-        self.fake.stop()
 
 
 class TestConformanceHanging(TestConformance):
@@ -82,19 +68,8 @@ class TestConformanceHanging(TestConformance):
         return watcher_of(self.fake, hang_s=1)
 
 
-class TestConformanceWithServerErrors(TestConformance):
-    """The same for a server that answers, but with errors."""
-
-    def quiet(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().quiet()
-
-    def announce(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().announce()
-
-    def break_(self) -> None:
-        self.fake.faults.refuse_all = 503
+class TestConformanceWithServerErrors(ServerErrors, TestConformance):
+    """The same for a service that answers, but with errors."""
 
 
 class TestNotice:
@@ -299,8 +274,7 @@ class TestNotGoogle:
     ):
         """A proxy would answer for another machine, if at all."""
         with FakeGcpMetadata() as other:
-            for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-                monkeypatch.setenv(name, other.url)
+            send_through_a_proxy(monkeypatch, other.url)
             gcp.preempt()
             assert watcher.poll() is not None
             assert other.requests == []
@@ -404,27 +378,3 @@ class Naive:
         if reply.status != 200:
             raise WatcherUnavailable(str(reply.status), source="naive")
         return "preempted" if reply.body == b"TRUE" else None
-
-
-def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin a call; what is returned waits for its end, and gives what it gave."""
-    ended: list[Any] = []
-
-    def run() -> None:
-        try:
-            ended.append((call(), None))
-        except WatcherUnavailable as error:
-            ended.append((None, error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def wait() -> Any:
-        thread.join(60)
-        assert ended, "it still hangs"
-        value, error = ended[0]
-        if error is not None:
-            raise error
-        return value
-
-    return wait

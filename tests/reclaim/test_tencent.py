@@ -16,7 +16,7 @@ from spotsafe.reclaim.notice import NoticeKind
 from spotsafe.reclaim.tencent import ENDPOINT, TERMINATION_PATH, TencentWatcher, from_environment
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.tencent import TERMINATION, FakeTencentMetadata
-from spotsafe.testing.watchers import WatcherConformance
+from tests.reclaim.clouds import CloudConformance, ServerErrors, send_through_a_proxy
 
 WALL = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 
@@ -41,40 +41,16 @@ def watcher(fake: FakeTencentMetadata, clock: ManualClock) -> TencentWatcher:
     return watcher_of(fake, clock)
 
 
-class TestConformance(WatcherConformance):
-    @pytest.fixture(autouse=True)
-    def world(self):
-        with FakeTencentMetadata() as self.fake:
-            yield
+class TestConformance(CloudConformance):
+    make_fake = FakeTencentMetadata
+    fake: FakeTencentMetadata
 
     def make_watcher(self) -> TencentWatcher:
         return watcher_of(self.fake)
 
-    def quiet(self) -> None:
-        self.fake.start()
-        self.fake.cancel()
 
-    def announce(self) -> None:
-        self.fake.start()
-        self.fake.notice()
-
-    def break_(self) -> None:
-        self.fake.stop()
-
-
-class TestConformanceWithServerErrors(TestConformance):
+class TestConformanceWithServerErrors(ServerErrors, TestConformance):
     """The same for a service that answers, but with errors."""
-
-    def quiet(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().quiet()
-
-    def announce(self) -> None:
-        self.fake.faults.refuse_all = None
-        super().announce()
-
-    def break_(self) -> None:
-        self.fake.faults.refuse_all = 503
 
 
 def test_times_are_in_utc_plus_8(fake: FakeTencentMetadata, watcher: TencentWatcher) -> None:
@@ -111,6 +87,14 @@ def test_no_more_than_two_minutes(fake: FakeTencentMetadata, watcher: TencentWat
     assert watcher.poll() == first
 
 
+def test_times_are_by_the_clock_of_the_service(fake: FakeTencentMetadata) -> None:
+    """That of this machine may be wrong by hours."""
+    fake.notice(in_seconds=90)
+    notice = watcher_of(fake, ManualClock(wall=WALL + 7200)).poll()
+    assert notice is not None
+    assert notice.deadline == 1090.0
+
+
 def test_a_stale_time_is_no_notice(fake: FakeTencentMetadata, watcher: TencentWatcher) -> None:
     """An hour ago is of an end that did not come."""
     fake.notice(in_seconds=-3600)
@@ -141,10 +125,7 @@ def test_proxy_variables_change_nothing(
     fake: FakeTencentMetadata, watcher: TencentWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy would answer for another machine, if at all."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+    send_through_a_proxy(monkeypatch, "http://127.0.0.1:1")
     fake.notice()
     assert watcher.poll() is not None
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
-
 import pytest
 
 from spotsafe.testing.alibaba import FakeAlibabaMetadata
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.metadata import FakeMetadata
 from spotsafe.testing.tencent import FakeTencentMetadata
+from tests.testing import asking
 
 WALL = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 ALIBABA = "/latest/meta-data/instance/spot/termination-time"
@@ -17,15 +16,8 @@ TENCENT = "/latest/meta-data/spot/termination-time"
 
 
 def ask(fake: FakeMetadata, method: str, path: str, **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(fake.url.removeprefix("http://"), timeout=30)
-    try:
-        connection.request(
-            method, path, headers={name.replace("_", "-"): text for name, text in headers.items()}
-        )
-        reply = connection.getresponse()
-        return reply.status, reply.read().decode()
-    finally:
-        connection.close()
+    told = {name.replace("_", "-"): text for name, text in headers.items()}
+    return asking.ask(fake, method, path, told)[:2]
 
 
 @pytest.mark.parametrize("hardened", [False, True])

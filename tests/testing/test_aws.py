@@ -26,6 +26,7 @@ from spotsafe.testing.aws import (
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.metadata import serve
 from spotsafe.testing.tokens import TOKEN_PATH
+from tests.testing import asking
 
 WALL = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 
@@ -44,15 +45,8 @@ def aws(clock: ManualClock) -> Iterator[FakeAwsMetadata]:
 def ask(
     fake: FakeAwsMetadata, method: str, path: str, *, timeout: float = 30.0, **headers: str
 ) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection(fake.url.removeprefix("http://"), timeout=timeout)
-    try:
-        connection.request(
-            method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
-        )
-        reply = connection.getresponse()
-        return reply.status, reply.read().decode(), {k.lower(): v for k, v in reply.getheaders()}
-    finally:
-        connection.close()
+    told = {name.replace("_", "-"): value for name, value in headers.items()}
+    return asking.ask(fake, method, path, told, timeout=timeout)
 
 
 def token(fake: FakeAwsMetadata, ttl: int = 60) -> str:

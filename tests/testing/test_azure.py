@@ -25,6 +25,7 @@ from spotsafe.testing.azure import (
     FakeAzureMetadata,
 )
 from spotsafe.testing.clock import ManualClock
+from tests.testing import asking
 
 WALL = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 METADATA = {"Metadata": "true"}
@@ -51,13 +52,7 @@ def ask(
     body: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection(fake.url.removeprefix("http://"), timeout=30)
-    try:
-        connection.request(method, path, body, headers=METADATA if headers is None else headers)
-        reply = connection.getresponse()
-        return reply.status, reply.read().decode(), {k.lower(): v for k, v in reply.getheaders()}
-    finally:
-        connection.close()
+    return asking.ask(fake, method, path, METADATA if headers is None else headers, body=body)
 
 
 def document(fake: FakeAzureMetadata, path: str = NOW) -> tuple[int, list[dict[str, Any]]]:
@@ -350,13 +345,13 @@ class TestFaults:
         azure.faults.first_call_s = 120
         assert ask(azure, INSTANCE + THIS_VM)[0] == 200
         answers = list[int]()
-        asking = threading.Thread(target=lambda: answers.append(ask(azure, NOW)[0]))
-        asking.start()
+        thread = threading.Thread(target=lambda: answers.append(ask(azure, NOW)[0]))
+        thread.start()
         clock.await_waiters()
         clock.advance(119)
         assert answers == []
         clock.advance(1)
-        asking.join(30)
+        thread.join(30)
         assert answers == [200]
         assert ask(azure, NOW)[0] == 200
 
@@ -372,11 +367,11 @@ class TestFaults:
             except (OSError, http.client.HTTPException) as error:
                 errors.append(error)
 
-        asking = threading.Thread(target=ask_once)
-        asking.start()
+        thread = threading.Thread(target=ask_once)
+        thread.start()
         clock.await_waiters()
         fake.stop()
-        asking.join(30)
+        thread.join(30)
         assert len(errors) == 1
 
     def test_dates_in_the_other_form(self, azure: FakeAzureMetadata):

@@ -14,6 +14,7 @@ import pytest
 
 from spotsafe.testing.clock import ManualClock
 from spotsafe.testing.gcp import MAINTENANCE, PREEMPTED, ROOT, FakeGcpMetadata
+from tests.testing import asking
 
 GOOGLE = {"Metadata-Flavor": "Google"}
 
@@ -32,13 +33,7 @@ def gcp(clock: ManualClock) -> Iterator[FakeGcpMetadata]:
 def ask(
     fake: FakeGcpMetadata, path: str, *, method: str = "GET", headers: dict[str, str] | None = None
 ) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection(fake.url.removeprefix("http://"), timeout=30)
-    try:
-        connection.request(method, path, headers=GOOGLE if headers is None else headers)
-        reply = connection.getresponse()
-        return reply.status, reply.read().decode(), {k.lower(): v for k, v in reply.getheaders()}
-    finally:
-        connection.close()
+    return asking.ask(fake, method, path, GOOGLE if headers is None else headers)
 
 
 def test_a_value(gcp: FakeGcpMetadata) -> None:

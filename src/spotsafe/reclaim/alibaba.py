@@ -16,6 +16,7 @@ from spotsafe.reclaim.notice import ReclaimNotice
 from spotsafe.reclaim.termination import TerminationTime
 from spotsafe.reclaim.times import wall_seconds
 from spotsafe.reclaim.token_client import TokenClient, TokenRules
+from spotsafe.reclaim.variables import is_true
 
 ENDPOINT = "http://100.100.100.200"
 ENDPOINT_VARIABLE = "SPOTSAFE_ALIBABA_METADATA"
@@ -50,7 +51,7 @@ def from_environment(
         ValueError: the variable is not a URL.
     """
     told = environ.get(ENDPOINT_VARIABLE, "").strip()
-    if not told and (_is_true(environ, _DISABLED) or dmi("sys_vendor") != "Alibaba Cloud"):
+    if not told and (is_true(environ, _DISABLED) or dmi("sys_vendor") != "Alibaba Cloud"):
         return None
     return AlibabaWatcher(environ=environ, clock=clock)
 
@@ -97,7 +98,7 @@ class AlibabaWatcher:
             clock=clock,
             ttl_s=token_ttl_s,
             read_timeout_s=read_timeout_s,
-            without=not _is_true(env, _WITHOUT_TOKEN_DISABLED),
+            without=not is_true(env, _WITHOUT_TOKEN_DISABLED),
         )
         self._end = TerminationTime(self.name, clock=clock, longest_s=LONGEST_NOTICE_S)
 
@@ -125,7 +126,3 @@ class AlibabaWatcher:
     def close(self) -> None:
         """End a request in progress."""
         self._service.close()
-
-
-def _is_true(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "").strip().lower() == "true"

@@ -24,6 +24,7 @@ from spotsafe.reclaim.http import LocalHttp, Reply
 from spotsafe.reclaim.notice import NoticeKind, ReclaimNotice, deadline_after
 from spotsafe.reclaim.times import server_time, wall_seconds
 from spotsafe.reclaim.token_client import TokenClient, TokenRules
+from spotsafe.reclaim.variables import is_true
 
 IPV4_ENDPOINT = "http://169.254.169.254"
 IPV6_ENDPOINT = "http://[fd00:ec2::254]"
@@ -62,7 +63,7 @@ def from_environment(
     Raises:
         ValueError: a variable has no usable value.
     """
-    if _is_true(environ, "AWS_EC2_METADATA_DISABLED"):
+    if is_true(environ, "AWS_EC2_METADATA_DISABLED"):
         return None
     if not environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") and not is_ec2(dmi):
         return None
@@ -115,7 +116,7 @@ class AwsWatcher:
             clock=self._clock,
             ttl_s=token_ttl_s,
             read_timeout_s=read_timeout_s,
-            without=not _is_true(env, "AWS_EC2_METADATA_V1_DISABLED"),
+            without=not is_true(env, "AWS_EC2_METADATA_V1_DISABLED"),
         )
         # What each key said last, and what was made of it then: a deadline counts from the first time.
         self._known: dict[str, tuple[str, ReclaimNotice | None]] = {}
@@ -196,7 +197,3 @@ def endpoint_of(environ: Mapping[str, str]) -> str:
     if mode not in {"ipv4", "ipv6"}:
         raise ValueError(f"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE is {mode!r}; write ipv4 or ipv6")
     return IPV6_ENDPOINT if mode == "ipv6" else IPV4_ENDPOINT
-
-
-def _is_true(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "").strip().lower() == "true"

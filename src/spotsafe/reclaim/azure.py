@@ -119,9 +119,8 @@ class AzureWatcher:
         self._events_timeout_s, self._read_timeout_s = first_timeout_s, read_timeout_s
         self._vm: str | None = None
         self._incarnation: int | None = None
-        self._mine: Mapping[
-            str, Sighting
-        ] = {}  # replaced as a whole: `acknowledge` reads it in another thread
+        # Replaced as a whole: `acknowledge` reads it in another thread.
+        self._mine: Mapping[str, Sighting] = {}
 
     @property
     def endpoint(self) -> str:

@@ -62,9 +62,8 @@ class Listener:
         self.stopped = True
         _listening.remove(self)
         with contextlib.suppress(OSError):
-            if (
-                file_at(self._writer) == self._pipe
-            ):  # else the program has closed it, and the number is another's
+            # Else the program has closed it, and the number is another's.
+            if file_at(self._writer) == self._pipe:
                 os.write(self._writer, bytes([_END]))
         self._thread.join(1.0)
         if not self._thread.is_alive():

@@ -40,8 +40,6 @@ _methods_of = attrgetter(*_METHODS)
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _DICTS = (dict, OrderedDict)
 _MOST_VERSION = 1 << 53
-_DEEPEST = 1 << 12
-"""Characters of a path: a module that is in itself has longer ones."""
 
 
 class KeptCapture:
@@ -124,10 +122,12 @@ def _any_nameless(parts: Iterable[tuple[str, object]], names: Names) -> bool:
 
 def _look_at(module: nn.Module) -> Look | None:
     """What there is to see of a module; None if it is not of torch's own ways, or holds an unusual tensor."""
-    found = _parts_of(module)
-    if found is None:
+    if not _is_usual(module):
         return None
+    found = list(module.named_modules(remove_duplicate=False))
     prefixes, parts = [prefix for prefix, _ in found], [part for _, part in found]
+    if not all(map(_is_usual, parts)):
+        return None
     keys: list[str] = []
     roles: list[str] = []
     tensors: list[Any] = []
@@ -149,25 +149,6 @@ def _look_at(module: nn.Module) -> Look | None:
         keys=keys,
         roles=roles,
     )
-
-
-def _parts_of(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
-    """As ``named_modules(remove_duplicate=False)``; None if one of them is unusual.
-
-    Each frame of that generator, and there is one for each level, hands every module on: this takes a third of it.
-    """
-    found: list[tuple[str, nn.Module]] = []
-    ahead: list[tuple[str, nn.Module]] = [("", module)]
-    while ahead:
-        prefix, part = ahead.pop()
-        if not _is_usual(part) or len(prefix) > _DEEPEST:
-            return None
-        found.append((prefix, part))
-        below = part._modules  # noqa: SLF001 - see `_is_usual`
-        if below:
-            start = f"{prefix}." if prefix else ""
-            ahead += [(start + name, one) for name, one in reversed(below.items()) if one is not None]
-    return found
 
 
 def _is_usual(part: nn.Module) -> bool:

@@ -104,14 +104,12 @@ def _copy_singly(
     *,
     files: _Files,
 ) -> None:
-    base, end = memory.data_ptr(), files.end
+    base = memory.data_ptr()
     for place in places:
-        at, _, lengths, start, size = place
-        tensor = live[at]
-        if start >= end:
+        tensor, start, size = live[place.tensor], place.arena_offset, place.nbytes
+        if start >= files.end:
             files.pass_to(start)
-            end = files.end
-        if 0 < size <= SMALL and tensor.shape == lengths and _is_plain_memory(tensor):
+        if 0 < size <= SMALL and _is_plain_memory(tensor) and tensor.shape == place.lengths:
             copy_bytes(base + start, tensor.data_ptr(), size)
         elif size:
             _copy(box_of(tensor, place), memory[start : start + size])

@@ -177,6 +177,10 @@ class FakeMetadata:
         """
         raise NotImplementedError
 
+    def cancel(self) -> None:
+        """Take back what was announced."""
+        raise NotImplementedError
+
     def fail_next(self, status: int, *, times: int = 1) -> None:
         """Answer the next `times` requests of any kind with a status, like 429 or 503."""
         with self.lock:

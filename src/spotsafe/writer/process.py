@@ -278,9 +278,8 @@ class ProcessWriter:
             self._send(link, job, arena, frozen, staging)
         except BlockingIOError:
             self._cut(link)  # it has not read for a long time
-        except (
-            ConnectionError
-        ) as error:  # what it has been given before is lost when it is known to have ended
+        except ConnectionError as error:
+            # What it has been given before is lost when it is known to have ended.
             _log.debug("the writer process is gone", exc_info=error)
             self._flying.end(_died_over(job))
             self._cut(link)  # it lives, if the program has closed all its descriptors
